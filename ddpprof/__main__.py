@@ -1,0 +1,5 @@
+"""``python -m ddpprof``."""
+
+from ddpprof.cli import main
+
+main()

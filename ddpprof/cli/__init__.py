@@ -1,0 +1,166 @@
+"""The command line: turns arguments into library calls, values into output, errors into a line and a status.
+
+stdout carries the result, stderr the progress and the errors. Commands load on first use, so that ``ddpprof --help``
+needs neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import click
+
+from ddpprof import __version__
+from ddpprof.errors import DdpprofError
+
+CHECK_FAILED = 3
+INTERRUPTED = 130
+
+COMMANDS = {
+    "profile": "run a case, or your own job, under capture and report what overlapped",
+    "analyze": "the numbers of any nsys or torch.profiler report",
+    "check": "assert overlap per rank: for CI",
+    "cases": "the workload cases",
+    "export": "an nsys report to SQLite",
+    "doctor": "what this machine can do, and what to fix",
+}
+"""Command name to its line in ``--help``; the command is ``ddpprof.cli.NAME:NAME``."""
+
+
+class LateGroup(click.Group):
+    """A group that imports a command only when it is used; its help lines are in COMMANDS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"ddpprof.cli.{name}"), name)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}.{nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LateGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Examples:  ddpprof profile delay_cap4    ddpprof analyze report.sqlite    ddpprof COMMAND --help",
+)
+@click.version_option(__version__, message="ddpprof %(version)s")
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="More progress, and the traceback of an error.")
+@click.pass_context
+def cli(ctx: click.Context, quiet: bool, verbose: bool) -> None:
+    """Is my DDP communication hidden, on every rank? And if not, why?
+
+    Captures every rank with Nsight Systems and measures, to the nanosecond, how much of the communication
+    ran beside compute. Reads your own reports too: .sqlite, .nsys-rep, torch.profiler JSON.
+    """
+    ctx.obj = Progress(quiet=quiet, verbose=verbose)
+
+
+class Progress:
+    """Progress and remarks on stderr: a bar on a terminal, plain lines elsewhere, nothing under ``--quiet``."""
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self.quiet = quiet
+        self.verbose = verbose
+
+    def say(self, line: str) -> None:
+        if not self.quiet:
+            click.echo(line, err=True)
+
+    def detail(self, line: str) -> None:
+        """A line for ``--verbose`` only."""
+        if self.verbose:
+            click.echo(line, err=True)
+
+    @contextmanager
+    def working(self, title: str) -> Iterator[None]:
+        """Shows ``title`` while the block runs: a spinner with the time on a terminal, one line elsewhere."""
+        if self.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+            self.say(title)
+            yield
+            return
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        look = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Bar(*look, console=Console(stderr=True), transient=True) as bar:
+            bar.add_task(title, total=None)
+            yield
+
+    def over(self, items: Sequence[Any], title: str) -> Iterator[Any]:
+        """Iterates ``items`` with a bar when there are several and stderr is a terminal."""
+        if self.quiet or len(items) < 3 or not sys.stderr.isatty():
+            yield from items
+            return
+        from rich.console import Console
+        from rich.progress import track
+
+        yield from track(items, description=title, console=Console(stderr=True), transient=True)
+
+
+def nearest(word: str, known: Any) -> str:
+    """A sentence that offers the nearest known names, or ""."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.4)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point: runs the command line and exits with its status (0, 1, 2, 3 or 130)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    wants_traceback = "-v" in arguments[:2] or "--verbose" in arguments[:2]
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        cli.main(arguments, prog_name="ddpprof", standalone_mode=False)
+        sys.stdout.flush()
+        status = 0
+    except click.exceptions.Exit as done:
+        status = done.exit_code
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("ddpprof: interrupted", err=True)
+        status = INTERRUPTED
+    except DdpprofError as error:
+        if wants_traceback:
+            traceback.print_exc()
+        click.echo(f"ddpprof: {error}", err=True)
+        status = error.exit_status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except Exception as error:
+        if wants_traceback:
+            traceback.print_exc()
+        kind = type(error).__name__
+        click.echo(
+            f"ddpprof: internal error ({kind}: {error})\nThis is a bug in ddpprof: please report it with the output of -v.",
+            err=True,
+        )
+        status = 1
+    sys.exit(status)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,542 @@
+"""Every table, column, unit and metric, declared once.
+
+``Trace`` is what a report says; ``Analysis`` is what we conclude from it. JSON keys, report columns, the docs
+and the direction of a threshold derive from the declarations here (see ``columns``).
+
+All times are int64 nanoseconds on one report's clock, intervals are half-open ``[start, end)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.signedinteger[Any]]
+
+FORMAT_VERSION = 1
+MISSING = -(2**63)
+"""Stands for "not in the report" in the int64 columns of a Trace; an Analysis has None instead."""
+
+Evidence = Literal["gpu-kernels", "host-ranges"]
+ReportKind = Literal["nsys-sqlite", "nsys-parquet", "kineto"]
+RankSource = Literal["mark", "environment", "option", "distributedInfo", "unknown"]
+Severity = Literal["note", "warning", "failure"]
+Better = Literal["lower", "higher"]
+
+WARNING_CODES: Mapping[str, str] = {
+    "graph-trace-opaque": "CUDA graphs were captured whole: the kernels in them are not in the report",
+    "capture-incomplete": "the capture was cut, clipped or lost events",
+    "missing-ranks": "the job has more ranks than the input shows",
+    "rank-unknown": "a process could not be given its rank",
+    "same-stream": "communication runs on the compute stream, so it cannot overlap",
+    "no-comm": "no communication between ranks was found",
+    "no-compute": "no compute was found",
+    "dropped-rows": "rows that cannot be true were left out",
+    "time-sliced": "several ranks share one GPU: intervals include time switched out",
+    "clock-skew": "the reports' clocks differ, cross-rank times are not comparable",
+    "collectives-differ": "ranks differ in number of collectives",
+    "profiler-overhead": "the profiler itself worked inside a measured step",
+    "diagnostic": "the profiler warned about this capture",
+    "duplicate-rank": "two processes claim the same rank, or one capture was given twice",
+    "no-steps": "no step marks: the window is the whole capture",
+    "few-steps": "fewer than five complete steps: the medians have no spread to speak of",
+    "launch-mismatch": "launches without kernels, or kernels before their launch",
+    "records": "the run's records could not be joined",
+    "fallback-capture": "captured by torch.profiler because nsys could not be had",
+    "retried": "the capture was taken again because the first did not show what it must",
+    "stale-export": "the export is older than the report it came from",
+    "idle-device": "a process touched further devices with next to no work",
+    "unnamed-traffic": "long kernels on side streams that no pattern calls communication",
+}
+"""The stable words of ``warnings[].code`` and what each means."""
+
+
+def column(unit: str, text: str, *, better: Better | None = None, **default: Any) -> Any:
+    """A dataclass field with its unit (``ns``, ``bytes``, ``ratio``, ``count``, ``id``, ``text``) and meaning."""
+    return field(metadata={"unit": unit, "text": text, "better": better}, **default)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One declared column: name, unit, meaning, and which direction is better (None when neither is)."""
+
+    name: str
+    unit: str
+    text: str
+    better: Better | None
+
+
+def columns(table: type) -> Iterator[Column]:
+    """The declared columns of a row class, in order."""
+    for item in fields(table):
+        meta = item.metadata
+        if meta:
+            yield Column(item.name, meta["unit"], meta["text"], meta["better"])
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Trace: what a report says
+
+
+class Source(IntEnum):
+    """What kind of row an operation was. A fact; whether it is communication is judged by analysis.kernels."""
+
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
+    GRAPH = 3
+    HOST = 4
+
+
+class Kind(IntEnum):
+    """What an operation is taken for. GRAPH is a whole CUDA graph: opaque, neither compute nor communication."""
+
+    COMPUTE = 0
+    COMM = 1
+    MEMORY = 2
+    GRAPH = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportInfo:
+    """Where a trace came from."""
+
+    path: str = column("text", "the file or folder as given, name only")
+    kind: ReportKind = column("text", "which reader read it")
+    exporter_version: str | None = column("text", "version of the program that wrote the file", default=None)
+    schema_version: str | None = column("text", "EXPORT_SCHEMA_VERSION", default=None)
+    session_start_utc_ns: int | None = column("ns", "UTC time of the report's zero", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process of a report. Names, arguments and environment are never kept.
+
+    ``key`` is what the report identifies it by (masked globalPid, or the pid), ``window`` the captured window of
+    its rank mark on this report's clock, None without one.
+    """
+
+    key: int
+    pid: int
+    rank: int | None = None
+    rank_source: RankSource = "unknown"
+    world_size: int | None = None
+    window: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device as one process sees it; ``gpu`` is the physical GPU's identity (uuid, else bus), None when unknown."""
+
+    process: int
+    device_id: int
+    name: str | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Operations:
+    """Device operations (or, on a run without device, the host ranges that are the execution).
+
+    Numpy columns of one length, ordered by process, device, start. ``process`` indexes ``Trace.processes``,
+    ``device`` is the process-local ordinal (-1: none), ``name`` indexes ``Trace.names``, ``launch_ns`` and
+    ``launch_thread`` are MISSING when the launch is not in the capture. ``peer`` is true for copies between devices.
+    """
+
+    process: Ints
+    device: Ints
+    stream: Ints
+    start_ns: Ints
+    end_ns: Ints
+    launch_ns: Ints
+    launch_thread: Ints
+    name: Ints
+    source: Ints
+    size_bytes: Ints
+    peer: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def take(self, index: Any) -> Operations:
+        """The rows at ``index`` (a mask, slice or positions)."""
+        return Operations(**{item.name: getattr(self, item.name)[index] for item in fields(self)})
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ranges:
+    """Host ranges that say something (marks, step ranges, collective calls), ordered by start.
+
+    ``text`` and ``domain`` index ``Trace.texts``; ``end_ns`` is MISSING for a range still open at the end;
+    ``is_pushed`` is true for push/pop ranges, which lie on one thread by definition. Start/end ranges may end on
+    another thread.
+    """
+
+    process: Ints
+    thread: Ints
+    start_ns: Ints
+    end_ns: Ints
+    text: Ints
+    domain: Ints
+    is_pushed: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warning:
+    """Something about the input that limits what the numbers mean. ``code`` is one of WARNING_CODES."""
+
+    code: str
+    message: str
+    report: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trace:
+    """One report, read. ``evidence`` says whether ``operations`` are device work or host ranges.
+
+    ``overheads`` are (process, start, end) of the profiler's own work. ``extent`` is the captured window (start,
+    end), None when the report does not tell. ``is_graph_opaque`` holds the indices of processes with graph work
+    that the report does not show kernel by kernel.
+    """
+
+    report: ReportInfo
+    evidence: Evidence
+    processes: tuple[Process, ...]
+    devices: tuple[Device, ...]
+    operations: Operations
+    names: tuple[str, ...]
+    ranges: Ranges
+    texts: tuple[str, ...]
+    overheads: tuple[tuple[int, int, int], ...] = ()
+    extent: tuple[int, int] | None = None
+    is_graph_opaque: frozenset[int] = frozenset()
+    has_launches: bool = False
+    warnings: tuple[Warning, ...] = ()
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Records: what a run wrote about itself, one JSON line a row, ``table`` names the class
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """First line of a rank's records."""
+
+    rank: int = column("id", "RANK")
+    world_size: int = column("count", "WORLD_SIZE")
+    case: str = column("text", "name of the case")
+    device: str = column("text", "cuda or cpu")
+    backend: str = column("text", "nccl or gloo")
+    bucket_cap_mb: float = column("MiB", "the cap given to DDP")
+    iterations: int = column("count", "timed iterations")
+    seed: int = column("id", "seed of parameters and data")
+    torch_version: str = column("text", "torch.__version__")
+    nccl_version: str | None = column("text", "NCCL version, None on a CPU run", default=None)
+    clock: str = column("text", "what device times are measured with: cuda-event or wall", default="wall")
+    captured_step: int | None = column("id", "number of the captured step, None when it was not reached", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationRecord:
+    """One timed iteration of one rank. Device times are CUDA events on a GPU, wall clock on a CPU (``clock``)."""
+
+    rank: int = column("id", "RANK")
+    step: int = column("id", "step number, warm-up counted")
+    is_captured: bool = column("text", "true for the step under the profiler, false for the timed ones")
+    step_ns: int = column("ns", "the whole step", better="lower")
+    forward_ns: int = column("ns", "forward, host time", better="lower")
+    backward_host_ns: int = column("ns", "host time of backward(): stream-ordered on a GPU, not finished work")
+    backward_ns: int = column("ns", "backward on the clock of the run", better="lower")
+    optimizer_host_ns: int = column("ns", "host time of the optimizer", better="lower")
+    loss: float = column("text", "loss of this rank's part of the batch")
+    replica_hash: str = column("text", "hash of all parameters after the step, equal on all ranks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketRecord:
+    """One bucket of one iteration, from the comm hook, host clock (``time.perf_counter_ns``) relative to step start."""
+
+    rank: int = column("id", "RANK")
+    step: int = column("id", "step number")
+    bucket: int = column("id", "bucket index in launch order")
+    size_bytes: int = column("bytes", "bytes of the bucket's buffer")
+    is_last: bool = column("text", "GradBucket.is_last()")
+    parameters: list[int] = column("text", "parameter indices in the order of the bucket")
+    ready_ns: int = column("ns", "host time at which the hook was entered, from the start of the step")
+    launch_ns: int = column("ns", "host time at which the all-reduce call returned, from the start of the step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerRecord:
+    """The DDP logger's runtime fields after an iteration, under their own names (they lag one iteration)."""
+
+    rank: int = column("id", "RANK")
+    step: int = column("id", "step number after which it was read")
+    fields: dict[str, Any] = column("text", "name to value, as DDP gives them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRecord:
+    """Buckets of the Reducer at one moment: ``initial`` before the rebuild, ``rebuilt`` as captured."""
+
+    rank: int = column("id", "RANK")
+    stage: str = column("text", "initial or rebuilt")
+    is_rebuilt: bool = column("text", "whether the Reducer rebuilt its buckets")
+    size_bytes: list[int] = column("bytes", "bytes of each bucket in index order")
+    parameters: list[list[int]] = column("text", "parameter indices of each bucket, empty where not known")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecord:
+    """Last line of a rank that failed: the first line of the error only."""
+
+    rank: int = column("id", "RANK")
+    step: int = column("id", "step in which it failed")
+    error: str = column("text", "class of the exception")
+    message: str = column("text", "its first line")
+    is_expected: bool = column("text", "true when the case must fail in just this way")
+
+
+RECORD_TABLES: Mapping[str, type] = {
+    "run": RunRecord,
+    "iteration": IterationRecord,
+    "bucket": BucketRecord,
+    "logger": LoggerRecord,
+    "layout": LayoutRecord,
+    "failure": FailureRecord,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """All record rows of a run, every rank, in file order."""
+
+    runs: tuple[RunRecord, ...] = ()
+    iterations: tuple[IterationRecord, ...] = ()
+    buckets: tuple[BucketRecord, ...] = ()
+    loggers: tuple[LoggerRecord, ...] = ()
+    layouts: tuple[LayoutRecord, ...] = ()
+    failures: tuple[FailureRecord, ...] = ()
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Analysis: what we conclude
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """The numbers of one window. C, N, M are the unions of compute, comm, memory; S is the window."""
+
+    step_ns: int = column("ns", "|S|: length of the window", better="lower")
+    compute_ns: int = column("ns", "|C|: time with compute running")
+    comm_ns: int = column("ns", "|N|: time with communication running")
+    overlap_ns: int = column("ns", "|C ∩ N|: time with both running", better="higher")
+    exposed_comm_ns: int = column("ns", "|N \\ C|: communication with no compute beside it", better="lower")
+    compute_only_ns: int = column("ns", "|C \\ N|: compute with no communication beside it")
+    memory_only_ns: int = column("ns", "|M \\ (C ∪ N)|: copies and sets with nothing beside them", better="lower")
+    idle_ns: int = column("ns", "|S \\ (C ∪ N ∪ M)|: nothing running", better="lower")
+    compute_span_ns: int | None = column("ns", "last compute end − first compute start; missing without compute")
+    comm_span_ns: int | None = column("ns", "last comm end − first comm start; missing without comm")
+    tail_ns: int | None = column(
+        "ns", "max(0, last comm end − end of the last backward compute); missing without either", better="lower"
+    )
+    overlap_ratio: float | None = column("ratio", "overlap / comm; missing without comm", better="higher")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow(Metrics):
+    """One (report, process, device): medians over its complete steps (the lower middle one of an even number)."""
+
+    rank: int | None = column("id", "rank of the job, missing when it could not be told")
+    rank_source: RankSource = column("text", "where the rank came from")
+    report: int = column("id", "index into reports")
+    pid: int = column("id", "process id in the report")
+    device_id: int | None = column("id", "process-local CUDA ordinal, missing on a host run")
+    device_name: str | None = column("text", "model of the GPU")
+    gpu: int | None = column("id", "number of the physical GPU in this input, missing when it cannot be told")
+    is_time_sliced: bool = column("text", "whether other ranks ran on the same physical GPU")
+    steps: int = column("count", "complete steps that the medians are over")
+    n_compute: int = column("count", "compute intervals")
+    n_comm: int = column("count", "communication intervals")
+    n_memory: int = column("count", "copies and sets")
+    n_left_out: int = column("count", "operations that belong to no step")
+    n_before_last_compute: int | None = column(
+        "count", "comm intervals launched before the last (focus, else all) compute interval; missing without launches"
+    )
+    compute_sum_ns: int = column("ns", "sum of compute intervals, overlaps counted twice")
+    comm_sum_ns: int = column("ns", "sum of comm intervals, overlaps counted twice")
+    spread: dict[str, tuple[int, int]] = column("ns", "metric name to (least, greatest) over complete steps")
+    unreliable: tuple[str, ...] = column("text", "warning codes that make this row's numbers unreliable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow(Metrics):
+    """One step of one (report, process, device)."""
+
+    rank: int | None = column("id", "rank of the job")
+    report: int = column("id", "index into reports")
+    pid: int = column("id", "process id in the report")
+    device_id: int | None = column("id", "process-local CUDA ordinal")
+    step: int | None = column("id", "number of the step, missing for a whole capture or an unnumbered window")
+    complete: bool = column("text", "whether all of the step is in the capture; others are left out of medians")
+    reason: str | None = column("text", "why a step is not in the medians")
+    start_ns: int = column("ns", "start of the window on the report's clock")
+    end_ns: int = column("ns", "end of the window")
+    n_compute: int = column("count", "compute intervals")
+    n_comm: int = column("count", "communication intervals")
+    n_memory: int = column("count", "copies and sets")
+    n_before_last_compute: int | None = column("count", "comm intervals launched before the last compute interval")
+    compute_sum_ns: int = column("ns", "sum of compute intervals")
+    comm_sum_ns: int = column("ns", "sum of comm intervals")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketRow:
+    """One communication interval of one step, with the DDP bucket it carries where that can be told."""
+
+    rank: int | None = column("id", "rank of the job")
+    report: int = column("id", "index into reports")
+    pid: int = column("id", "process id in the report")
+    device_id: int | None = column("id", "process-local CUDA ordinal")
+    step: int | None = column("id", "number of the step")
+    bucket: int | None = column("id", "bucket index, from its mark or by order of launch")
+    operation: str = column("text", "collective by kernel name, 'unknown' when the name does not tell")
+    size_bytes: int | None = column("bytes", "bytes of the bucket, from its mark or the run's records")
+    parameters: tuple[int, ...] | None = column("text", "parameter indices, from the run's records")
+    launch_ns: int | None = column("ns", "host time of the launch call")
+    queue_ns: int | None = column("ns", "start − launch: time queued", better="lower")
+    start_ns: int = column("ns", "start on the report's clock")
+    end_ns: int = column("ns", "end on the report's clock")
+    overlap_ns: int = column("ns", "part with compute beside it", better="higher")
+    exposed_ns: int = column("ns", "part with no compute beside it", better="lower")
+    algbw: float | None = column("bytes/s", "size / duration", better="higher")
+    busbw: float | None = column("bytes/s", "algbw × 2(n−1)/n for an all-reduce over n ranks", better="higher")
+    attribution: Literal["range", "nccl-range", "order"] = column("text", "how the bucket was found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FocusRow:
+    """The same question for one pattern of compute; medians as in RankRow."""
+
+    rank: int | None = column("id", "rank of the job")
+    report: int = column("id", "index into reports")
+    pid: int = column("id", "process id in the report")
+    device_id: int | None = column("id", "process-local CUDA ordinal")
+    n_compute: int = column("count", "intervals whose name has the pattern")
+    compute_ns: int = column("ns", "time with one of them running")
+    compute_span_ns: int | None = column("ns", "last end − first start; missing without any")
+    overlap_ns: int = column("ns", "time with one of them and communication running", better="higher")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Focus:
+    """``--compute PATTERN``: the compute that one question is about."""
+
+    pattern: str
+    ranks: tuple[FocusRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRow:
+    """``--show-kinds``: what an operation name was taken for."""
+
+    kind: str = column("text", "compute, comm, memory or graph")
+    name: str = column("text", "name of the operation")
+    operation: str | None = column("text", "collective by kernel name")
+    count: int = column("count", "how many")
+    total_ns: int = column("ns", "sum of durations")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A cause that holds the step back, with its evidence (metric name to value)."""
+
+    code: str
+    severity: Severity
+    message: str
+    rank: int | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """The one value that every report is a rendering of. Rows are ordered by rank, report, process, device, step."""
+
+    ddpprof_version: str
+    case: str | None
+    evidence: Evidence
+    reports: tuple[ReportInfo, ...]
+    window: Literal["step", "capture"]
+    world_size: int | None
+    ranks: tuple[RankRow, ...]
+    breakdown: tuple[StepRow, ...]
+    buckets: tuple[BucketRow, ...]
+    focus: Focus | None
+    kinds: tuple[KindRow, ...]
+    findings: tuple[Finding, ...] = ()
+    warnings: tuple[Warning, ...] = ()
+
+    def frame(self, table: str) -> Any:
+        """A pandas DataFrame of ``ranks``, ``breakdown``, ``buckets``, ``kinds``, ``findings`` or ``warnings``."""
+        import pandas
+
+        from ddpprof.errors import UsageError
+
+        names = {"ranks": RankRow, "breakdown": StepRow, "buckets": BucketRow, "kinds": KindRow}
+        names |= {"findings": Finding, "warnings": Warning}
+        if table not in names:
+            raise UsageError(f"no table {table!r}", f"Tables are {', '.join(names)}.")
+        rows = [{item.name: getattr(row, item.name) for item in fields(row)} for row in getattr(self, table)]
+        return pandas.DataFrame(rows, columns=[item.name for item in fields(names[table])])
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Timeline: what a picture shows
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Lane:
+    """One row of a timeline: the operations of one (rank, stream), times relative to the timeline's zero.
+
+    ``kind`` holds Kind values, ``label`` a text for each operation ("" for none): bucket numbers on comm.
+    ``overlap_start_ns``/``overlap_end_ns`` are where this rank has compute and comm at once.
+    """
+
+    rank: int | None
+    title: str
+    start_ns: Ints
+    end_ns: Ints
+    kind: Ints
+    label: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankLanes:
+    """The lanes of one (report, process, device) with its overlap intervals and its measured window."""
+
+    rank: int | None
+    title: str
+    lanes: tuple[Lane, ...]
+    overlap_start_ns: Ints
+    overlap_end_ns: Ints
+    window: tuple[int, int]
+    overlap_ns: int
+    compute_label: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Timeline:
+    """One step of every rank on one clock, zero at the earliest start."""
+
+    evidence: Evidence
+    ranks: tuple[RankLanes, ...]
+    step: int | None

@@ -1,0 +1,186 @@
+"""Where a run keeps each file, how its records are written and read, and how a file or folder appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ddpprof.errors import DdpprofError, InputError
+from ddpprof.model import RECORD_TABLES, Records
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The files of one run folder. Nothing here touches the disk but ``reports`` and ``read_manifest``."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        """Versions, device, world size, case, command, seed: what was run and on what."""
+        return self.path / MANIFEST
+
+    @property
+    def summary(self) -> Path:
+        """Stem of ``summary.md``, ``summary.json``."""
+        return self.path / "summary"
+
+    @property
+    def timeline(self) -> Path:
+        return self.path / "timeline.png"
+
+    def records(self, rank: int) -> Path:
+        return self.path / f"records.rank{rank}.jsonl"
+
+    def rank_report(self, rank: int | str) -> Path:
+        """Stem of ``rankN.md``, ``rankN.json``."""
+        return self.path / f"rank{rank}"
+
+    def nsys_report(self, rank: int | None = None) -> Path:
+        """``report.nsys-rep``, or ``report.rankN.nsys-rep`` of a run with a report a rank."""
+        return self.path / ("report.nsys-rep" if rank is None else f"report.rank{rank}.nsys-rep")
+
+    def sqlite(self, rank: int | None = None) -> Path:
+        return self.nsys_report(rank).with_suffix(".sqlite")
+
+    def torch_trace(self, rank: int) -> Path:
+        """``trace.rankN.json.gz``: what torch.profiler wrote when nsys could not be had."""
+        return self.path / f"trace.rank{rank}.json.gz"
+
+    def rank_log(self, rank: int) -> Path:
+        """Standard error of one rank while the job runs; never kept in a finished run folder."""
+        return self.path / f"rank{rank}.log"
+
+    def reports(self) -> list[Path]:
+        """The capture files to analyse: SQLite exports, else torch traces; sorted by name."""
+        return sorted(self.path.glob("report*.sqlite")) or sorted(self.path.glob("trace.rank*.json.gz"))
+
+    def is_run(self) -> bool:
+        return self.manifest.is_file()
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest. Raises InputError when it is missing or not JSON."""
+        try:
+            data = json.loads(self.manifest.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{self.path}: not a run folder (no {MANIFEST})", "Make one with: ddpprof profile CASE") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.manifest}: cannot be read: {error}") from None
+        if not isinstance(data, dict):
+            raise InputError(f"{self.manifest}: not a manifest")
+        return data
+
+
+def read_records(run: RunDir) -> Records:
+    """All record rows of all ranks; an empty Records when the folder has none. Unknown keys and tables are passed over.
+
+    Raises InputError naming file and line when a line is not a record.
+    """
+    rows: dict[str, list[Any]] = {name: [] for name in RECORD_TABLES}
+    for path in sorted(run.path.glob("records.rank*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    raw = json.loads(line)
+                    table = RECORD_TABLES.get(raw.pop("table"))
+                    if table is not None:
+                        known = {item.name for item in fields(table)}
+                        rows[_NAMES[table]].append(table(**{key: raw[key] for key in raw if key in known}))
+                except (ValueError, TypeError, KeyError, AttributeError):
+                    raise InputError(
+                        f"{path}:{number}: not a record line", "Run the case again to write fresh records."
+                    ) from None
+    return Records(
+        runs=tuple(rows["run"]),
+        iterations=tuple(rows["iteration"]),
+        buckets=tuple(rows["bucket"]),
+        loggers=tuple(rows["logger"]),
+        layouts=tuple(rows["layout"]),
+        failures=tuple(rows["failure"]),
+    )
+
+
+_NAMES = {table: name for name, table in RECORD_TABLES.items()}
+
+
+def record_line(row: Any) -> str:
+    """One record row as its JSON line, newline included."""
+    return json.dumps({"table": _NAMES[type(row)]} | asdict(row), separators=(",", ":")) + "\n"
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that becomes ``path`` when the block ends well, and vanishes when it does not."""
+    _writable_parent(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        partial.chmod(0o666 & ~_umask())
+        partial.replace(path)
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside ``path`` that takes its place when the block ends well; the old one stays till then.
+
+    Only a run folder or an empty one is ever replaced: anything else there is somebody's work, and DdpprofError.
+    """
+    if path.exists() and not (path.is_dir() and (RunDir(path).is_run() or not any(path.iterdir()))):
+        raise DdpprofError(f"{path}: exists and is not a run folder", "Choose another place with -o; nothing was changed.")
+    _writable_parent(path)
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield partial
+        partial.chmod(0o777 & ~_umask())
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+            path.rename(old / path.name)
+            try:
+                partial.rename(path)
+            except OSError:
+                (old / path.name).rename(path)
+                raise
+            finally:
+                shutil.rmtree(old, ignore_errors=True)
+        else:
+            partial.rename(path)
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _writable_parent(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    if not os.access(path.parent, os.W_OK):
+        raise DdpprofError(f"{path.parent}: no permission to write there", "Choose another place with -o.")
+
+
+def _disk_error(path: Path, error: OSError) -> DdpprofError:
+    return DdpprofError(
+        f"{path}: cannot be written: {error.strerror or error}", "Free some space or choose another place with -o."
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
