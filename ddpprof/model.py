@@ -146,7 +146,7 @@ class Operations:
 
     Numpy columns of one length, ordered by process, device, start. ``process`` indexes ``Trace.processes``,
     ``device`` is the process-local ordinal (-1: none), ``name`` indexes ``Trace.names``, ``launch_ns`` and
-    ``launch_thread`` are MISSING when the launch is not in the capture. ``peer`` is true for copies between devices.
+    ``launch_thread`` are MISSING when the launch is not in the capture. Copies are named "memcpy HtoD" and the like, sets "memset".
     """
 
     process: Ints
@@ -158,8 +158,6 @@ class Operations:
     launch_thread: Ints
     name: Ints
     source: Ints
-    size_bytes: Ints
-    peer: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -205,7 +203,8 @@ class Trace:
 
     ``overheads`` are (process, start, end) of the profiler's own work. ``extent`` is the captured window (start,
     end), None when the report does not tell. ``is_graph_opaque`` holds the indices of processes with graph work
-    that the report does not show kernel by kernel.
+    that the report does not show kernel by kernel. ``has_launches`` says whether the report has launch calls at all;
+    ``lost_launches`` are (process, start) of kernel launches whose kernel is not in the report.
     """
 
     report: ReportInfo
@@ -220,6 +219,7 @@ class Trace:
     extent: tuple[int, int] | None = None
     is_graph_opaque: frozenset[int] = frozenset()
     has_launches: bool = False
+    lost_launches: tuple[tuple[int, int], ...] = ()
     warnings: tuple[Warning, ...] = ()
 
 

@@ -1,0 +1,119 @@
+"""Columns as readers find them, put into the order and types that a Trace promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ddpprof import marks
+from ddpprof.model import MISSING, Operations, Ranges, Source
+
+Int64 = NDArray[np.int64]
+
+LONGEST_NS: Final = 2**50
+"""Thirteen days: an operation longer than this, or further from the others, cannot be true."""
+
+_OPERATION_TYPES: Final = {
+    "process": np.int16,
+    "device": np.int16,
+    "stream": np.int64,
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "launch_ns": np.int64,
+    "launch_thread": np.int64,
+    "name": np.int32,
+    "source": np.int8,
+}
+_RANGE_TYPES: Final = {
+    "process": np.int16,
+    "thread": np.int64,
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "text": np.int32,
+    "domain": np.int32,
+    "is_pushed": np.bool_,
+}
+
+
+def operations(parts: Sequence[Mapping[str, NDArray[np.generic]]]) -> Operations:
+    """The Operations of all parts (each a column for every field), ordered by process, device, start."""
+    joined = {name: _join(parts, name, kind) for name, kind in _OPERATION_TYPES.items()}
+    lane = joined["process"].astype(np.int32) * 8192 + joined["device"]
+    order = np.argsort(lane, kind="stable") if (lane[1:] < lane[:-1]).any() else None
+    if order is not None:
+        joined = {name: column[order] for name, column in joined.items()}
+        lane = lane[order]
+    same = lane[1:] == lane[:-1]
+    if (same & (joined["start_ns"][1:] < joined["start_ns"][:-1])).any():
+        order = np.lexsort((joined["start_ns"], lane))
+        joined = {name: column[order] for name, column in joined.items()}
+    return Operations(**joined)
+
+
+def ranges(columns: Mapping[str, NDArray[np.generic]]) -> Ranges:
+    """The Ranges of a column for every field, ordered by start."""
+    typed = {name: columns[name].astype(kind, copy=False) for name, kind in _RANGE_TYPES.items()}
+    order = np.argsort(typed["start_ns"], kind="stable")
+    return Ranges(**{name: column[order] for name, column in typed.items()})
+
+
+def host_operations(ranges: Ranges, texts: Sequence[str]) -> tuple[Operations, int]:
+    """The marked host ranges that are the execution, as operations (``name`` indexes ``texts``), and how many
+    were left out because they never ended.
+
+    Stream 0 is the marks of compute, stream 1 the all-reduces. A range is its own launch.
+    """
+    found = [marks.parse(text) for text in texts]
+    is_work = np.array([mark is not None and mark.kind in ("delay", "compute", "allreduce") for mark in found], bool)
+    is_comm = np.array([mark is not None and mark.kind == "allreduce" for mark in found], bool)
+    rows = np.flatnonzero(is_work[ranges.text])
+    closed = possible(ranges.start_ns[rows], ranges.end_ns[rows])
+    n_dropped = len(rows) - int(closed.sum())
+    rows = rows[closed]
+    columns = {
+        "process": ranges.process[rows],
+        "device": np.full(len(rows), -1, np.int16),
+        "stream": is_comm[ranges.text[rows]].astype(np.int64),
+        "start_ns": ranges.start_ns[rows],
+        "end_ns": ranges.end_ns[rows],
+        "launch_ns": ranges.start_ns[rows],
+        "launch_thread": ranges.thread[rows],
+        "name": ranges.text[rows],
+        "source": np.full(len(rows), int(Source.HOST), np.int8),
+    }
+    return operations([columns]), n_dropped
+
+
+def no_operations() -> Operations:
+    """No operation at all."""
+    return Operations(**{name: np.empty(0, kind) for name, kind in _OPERATION_TYPES.items()})
+
+
+def no_ranges() -> Ranges:
+    """No range at all."""
+    return Ranges(**{name: np.empty(0, kind) for name, kind in _RANGE_TYPES.items()})
+
+
+def possible(start: Int64, end: Int64) -> NDArray[np.bool_]:
+    """Which intervals can be true: they end after they start, and lie within thirteen days of the others."""
+    known = (start != MISSING) & (end != MISSING) & (np.abs(start) < 2**62) & (np.abs(end) < 2**62) & (end > start)
+    if not known.any():
+        return known
+    middle = int(np.partition(start[known], known.sum() // 2)[known.sum() // 2])
+    near = (np.abs(start - middle) < LONGEST_NS) & (np.abs(end - middle) < LONGEST_NS)
+    return np.asarray(known & near)
+
+
+def factorize(values: Int64) -> tuple[NDArray[np.int32], Int64]:
+    """Codes and the distinct values they index, in order of first appearance."""
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.indices.to_numpy(), encoded.dictionary.to_numpy()
+
+
+def _join(parts: Sequence[Mapping[str, NDArray[np.generic]]], name: str, kind: type) -> NDArray[np.signedinteger]:  # type: ignore[type-arg]
+    columns = [part[name].astype(kind, copy=False) for part in parts]
+    return np.concatenate(columns) if columns else np.empty(0, kind)

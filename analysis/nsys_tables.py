@@ -1,0 +1,282 @@
+"""Columns of an nsys export, SQLite or parquet, as numpy arrays: probed, never assumed, and never row by row.
+
+SQLite is opened read-only and immutable, tables are reflected by SQLAlchemy, queries are SQLAlchemy Core compiled to text,
+and rows travel as Arrow through ADBC. Nothing here knows what a table means.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ddpprof.errors import InputError
+from ddpprof.model import MISSING
+
+Int64 = NDArray[np.int64]
+
+_STRINGS: Final = frozenset({"id", "value"})
+SPLIT_ROWS: Final = 200_000
+"""Tables larger than this are read by two threads, each on its half of the row ids."""
+
+
+class Tables(Protocol):
+    """What a reader needs of an export, whatever its container."""
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Names of a table's columns, empty when there is no such table (which nsys means as: no rows)."""
+        ...
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all tables."""
+        ...
+
+    def integers(self, table: str, columns: Sequence[str]) -> Mapping[str, Int64]:
+        """The columns as int64, MISSING where the value is null or not an integer."""
+        ...
+
+    def texts(self, table: str, column: str) -> pa.Array:
+        """One column as Arrow binary (text may be anything, NUL and non-UTF-8 included), null where it is null."""
+        ...
+
+    def strings(self, ids: Iterable[int]) -> Mapping[int, str]:
+        """Texts of StringIds; ids without a text are left out."""
+        ...
+
+    def matching_strings(self, pattern: str) -> Mapping[int, str]:
+        """Texts of StringIds that an RE2 pattern finds, by id."""
+        ...
+
+
+def decode(raw: bytes) -> str:
+    """Text of what nsys wrote: UTF-8 where it is, replacement characters where it is not."""
+    return raw.decode("utf-8", "replace")
+
+
+class SqliteTables:
+    """An SQLite export. Raises InputError at once for what is no database, and for a damaged one when it shows."""
+
+    def __init__(self, path: Path) -> None:
+        from sqlalchemy import NullPool, create_engine, inspect
+        from sqlalchemy.exc import SQLAlchemyError
+
+        self._path = path
+        check_sqlite(path)
+        self._uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+        self._engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(self._uri, uri=True), poolclass=NullPool)
+        self._reflected: dict[str, Any] = {}
+        try:
+            self._names = tuple(inspect(self._engine).get_table_names())
+        except (SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
+            raise self._damaged(error) from None
+
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    def columns(self, table: str) -> frozenset[str]:
+        return frozenset(self._table(table).columns.keys()) if table in self._names else frozenset()
+
+    def integers(self, table: str, columns: Sequence[str]) -> Mapping[str, Int64]:
+        from sqlalchemy import case, func, select
+
+        cells = [self._table(table).c[name] for name in columns]
+        rows = self._read_split(select(*cells), table)
+        if any(not pa.types.is_integer(item.type) for item in rows.schema):
+            careful = [case((func.typeof(cell) == "integer", cell)).label(cell.name) for cell in cells]
+            rows = self._read_split(select(*careful), table)
+        return {name: to_int64(rows.column(at)) for at, name in enumerate(columns)}
+
+    def texts(self, table: str, column: str) -> pa.Array:
+        from sqlalchemy import LargeBinary, cast, select
+
+        text = cast(self._table(table).c[column], LargeBinary).label("text")
+        return _as_binary(self._read(select(text)).column(0))
+
+    def strings(self, ids: Iterable[int]) -> Mapping[int, str]:
+        from sqlalchemy import LargeBinary, cast, select
+
+        if not self.columns("StringIds") >= _STRINGS:
+            return {}
+        key, value = (self._table("StringIds").c[name] for name in ("id", "value"))
+        wanted = sorted(set(ids))
+        found: dict[int, str] = {}
+        for at in range(0, len(wanted), 1000):
+            rows = self._read(select(key, cast(value, LargeBinary).label("value")).where(key.in_(wanted[at : at + 1000])))
+            pairs = zip(to_int64(rows.column(0)).tolist(), rows.column(1).to_pylist(), strict=True)
+            found |= {number: decode(raw) for number, raw in pairs if isinstance(raw, bytes)}
+        return found
+
+    def matching_strings(self, pattern: str) -> Mapping[int, str]:
+        return _matching_strings(self, pattern)
+
+    def _table(self, name: str) -> Any:
+        """The table as it is in the file; its declared types mean nothing to SQLite, nor to us."""
+        import warnings
+
+        from sqlalchemy import MetaData, Table
+        from sqlalchemy.exc import SAWarning, SQLAlchemyError
+
+        if name not in self._reflected:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", SAWarning)
+                    self._reflected[name] = Table(name, MetaData(), autoload_with=self._engine, resolve_fks=False)
+            except (SQLAlchemyError, sqlite3.Error) as error:
+                raise self._damaged(error) from None
+        return self._reflected[name]
+
+    def _read_split(self, query: Any, table: str) -> pa.Table:
+        """Rows of ``query`` over ``table``, in row order; by two threads when there are many."""
+        from sqlalchemy import func, literal_column, select
+
+        rowid: Any = literal_column("rowid")
+        last = self._read(select(func.max(rowid)).select_from(self._table(table))).column(0)[0].as_py()
+        if not isinstance(last, int) or last < SPLIT_ROWS:
+            return self._read(query)
+        with ThreadPoolExecutor(2) as pool:
+            parts = list(pool.map(self._read, [query.where(rowid <= last // 2), query.where(rowid > last // 2)]))
+        return pa.concat_tables(parts) if parts[0].schema == parts[1].schema else self._read(query)
+
+    def _read(self, query: Any) -> pa.Table:
+        from adbc_driver_manager import Error
+        from adbc_driver_sqlite import dbapi
+        from sqlalchemy.dialects import sqlite
+
+        text = str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
+        try:
+            with dbapi.connect(self._uri) as connection, connection.cursor() as cursor:
+                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
+                cursor.execute(text)
+                return cursor.fetch_arrow_table()
+        except (Error, pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: BaseException) -> InputError:
+        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+        return InputError(
+            f"{self._path}: damaged SQLite file: {reason}", "Export the report again: ddpprof export --force REPORT"
+        )
+
+
+class ParquetTables:
+    """A folder of ``TABLE.parquet`` files (``nsys export --type parquetdir``)."""
+
+    def __init__(self, folder: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self._folder = folder
+        self._columns: dict[str, frozenset[str]] = {}
+        for path in sorted(folder.glob("*.parquet")):
+            try:
+                self._columns[path.stem] = frozenset(pq.read_schema(path).names)
+            except (pa.ArrowException, OSError) as error:
+                raise InputError(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from None
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._columns)
+
+    def columns(self, table: str) -> frozenset[str]:
+        return self._columns.get(table, frozenset())
+
+    def integers(self, table: str, columns: Sequence[str]) -> Mapping[str, Int64]:
+        read = self._read(table, columns)
+        return {name: to_int64(read.column(name)) for name in columns}
+
+    def texts(self, table: str, column: str) -> pa.Array:
+        return _as_binary(self._read(table, [column]).column(0))
+
+    def strings(self, ids: Iterable[int]) -> Mapping[int, str]:
+        if not self.columns("StringIds") >= _STRINGS:
+            return {}
+        all_ids = self.integers("StringIds", ["id"])["id"]
+        wanted = np.flatnonzero(np.isin(all_ids, np.fromiter(set(ids), np.int64)))
+        values = self.texts("StringIds", "value").take(pa.array(wanted))
+        return {int(all_ids[at]): decode(raw.as_py()) for at, raw in zip(wanted, values, strict=True) if raw.is_valid}
+
+    def matching_strings(self, pattern: str) -> Mapping[int, str]:
+        return _matching_strings(self, pattern)
+
+    def _read(self, table: str, columns: Sequence[str]) -> pa.Table:
+        import pyarrow.parquet as pq
+
+        path = self._folder / f"{table}.parquet"
+        try:
+            return pq.read_table(path, columns=list(columns))
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def check_sqlite(path: Path) -> None:
+    """Raises InputError, with the likely cause, for what is not a whole SQLite file that can be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(100)
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: no such report",
+            "Either the capture range never opened (no cudaProfilerStart), or nsys wrote it under another name (-o, %q{RANK}).",
+        ) from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, not a report") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}", "Check its permissions.") from None
+    if size == 0:
+        raise InputError(f"{path}: is empty", "The export was interrupted or the disk was full; export the report again.")
+    if not head.startswith(b"SQLite format 3\0"):
+        raise InputError(
+            f"{path}: not an SQLite file, so not an Nsight Systems export", "Give an nsys .sqlite or .nsys-rep file."
+        )
+    page = int.from_bytes(head[16:18], "big") or 0
+    page = 65536 if page == 1 else page
+    if size < page * int.from_bytes(head[28:32], "big"):
+        raise InputError(
+            f"{path}: is cut short: the copy or the export did not finish", "Copy it again, or export the report again."
+        )
+    for suffix in ("-wal", "-journal"):
+        log = path.with_name(path.name + suffix)
+        if log.exists() and log.stat().st_size > 0:
+            raise InputError(f"{path}: is still being written (there is a {log.name})", "Wait until the export has finished.")
+
+
+def to_int64(column: pa.ChunkedArray) -> Int64:
+    """An Arrow column as int64, MISSING where it is null or not an integer; unsigned values wrap as SQLite's do."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not pa.types.is_integer(column.type):
+        return np.full(len(column), MISSING, np.int64)
+    if column.null_count:
+        column = column.fill_null(0) if pa.types.is_uint64(column.type) else column.cast(pa.int64()).fill_null(MISSING)
+    out = np.empty(len(column), np.int64)
+    at = 0
+    for chunk in column.chunks:
+        out[at : at + len(chunk)] = chunk.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        at += len(chunk)
+    return out
+
+
+def _as_binary(column: pa.ChunkedArray) -> pa.Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if not (pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return pa.nulls(len(column), pa.large_binary())
+    joined = column.cast(pa.large_binary()).combine_chunks()
+    return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _matching_strings(tables: Tables, pattern: str) -> dict[int, str]:
+    import pyarrow.compute as pc
+
+    if not tables.columns("StringIds") >= _STRINGS:
+        return {}
+    ids, texts = tables.integers("StringIds", ["id"])["id"], tables.texts("StringIds", "value")
+    hit = np.flatnonzero(pc.match_substring_regex(texts, pattern).fill_null(False).to_numpy(zero_copy_only=False))
+    return {int(ids[at]): decode(texts[at].as_py()) for at in hit.tolist()}

@@ -1,0 +1,242 @@
+"""Nsight Systems: where nsys is, its command lines, its exports. What a version takes or loses was found by running it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddpprof import machine, nsys_fetch
+from ddpprof.errors import InputError, ToolError, UsageError
+from ddpprof.rundir import whole_file
+
+REPORT_SUFFIX = ".nsys-rep"
+STREAM_SUFFIX = ".qdstrm"
+
+_INSTALLS = (
+    "opt/nvidia/nsight-systems/*/bin/nsys",
+    "opt/nvidia/nsight-systems/*/target-linux-*/nsys",
+    "opt/nvidia/nsight-systems-cli/*/bin/nsys",
+    "opt/nvidia/nsight-systems-cli/*/target-linux-*/nsys",
+    "opt/nvidia/hpc_sdk/*/*/profilers/Nsight_Systems/bin/nsys",
+    "usr/local/cuda*/bin/nsys",
+    "usr/local/cuda*/nsight-systems*/bin/nsys",
+    "usr/local/cuda*/nsight-systems*/target-linux-*/nsys",
+    "usr/lib/nsight-systems/*/nsys",
+)
+"""Where NVIDIA's installers and the distributions put it, below /."""
+
+_OTHER_WAYS = "Give your own with --nsys or DDPPROF_NSYS, or capture with torch.profiler: --capture torch."
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Nsys:
+    """An nsys that answered. ``source``: option, DDPPROF_NSYS, PATH, NVIDIA install folder, cache or fetched."""
+
+    path: Path
+    version: str
+    source: str
+
+    @property
+    def version_info(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.version.split("."))
+
+
+def find(explicit: str | Path | None = None, *, may_fetch: bool = True, say: Say = lambda line: None) -> Nsys:
+    """The nsys to use: the given one, else of DDPPROF_NSYS, PATH, NVIDIA's folders, our cache; else it is fetched.
+
+    A given one that does not work is an error, never passed over. In a folder of several the newest is taken.
+    On a machine with an NVIDIA driver a cached tree without CUPTI does not count. Raises ToolError.
+    """
+    given, source = (explicit, "option") if explicit else (os.environ.get("DDPPROF_NSYS"), "DDPPROF_NSYS")
+    if given:
+        found = _probe(Path(shutil.which(given) or given), source)
+        if found is None:
+            raise ToolError(
+                f"{given}: not a working nsys (from {source})", "It must answer `--version` as Nsight Systems does."
+            )
+        return found
+    on_path = shutil.which("nsys")
+    places = (
+        ("PATH", [Path(on_path)] if on_path else []),
+        ("NVIDIA install folder", [path for pattern in _INSTALLS for path in Path("/").glob(pattern)]),
+        ("cache", list(_cached())),
+    )
+    for source, paths in places:
+        working = [nsys for path in paths if (nsys := _probe(path, source))]
+        if working:
+            return max(working, key=lambda nsys: nsys.version_info)
+    if not may_fetch:
+        raise ToolError("nsys was not found on this machine", _OTHER_WAYS)
+    if os.environ.get("DDPPROF_FETCH_NSYS") == "0":
+        raise ToolError("nsys was not found on this machine, and DDPPROF_FETCH_NSYS=0 forbids fetching it", _OTHER_WAYS)
+    return fetch(say)
+
+
+def fetch(say: Say = lambda line: None) -> Nsys:
+    """A fresh nsys in the cache, out of the package archive that this machine is set up with; needs no root.
+
+    With an NVIDIA driver the target tree is kept whole, since CUDA traces need its CUPTI. Raises ToolError.
+    """
+    whole = machine.driver_version() is not None
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache_dir(), ignore_cleanup_errors=True) as work:
+            tree = nsys_fetch.unpacked(Path(work), whole=whole, say=say)
+            found = next((nsys for path in tree.glob("target-linux-*/nsys") if (nsys := _probe(path, "fetched"))), None)
+            if found is None:
+                raise ToolError("the nsys of the package archive does not run on this machine", _OTHER_WAYS)
+            home = cache_dir() / f"nsys-{found.version}-{'whole' if whole else 'trimmed'}"
+            try:
+                tree.rename(home)
+            except OSError:
+                if not home.is_dir():  # else another process was first, and may be running it
+                    raise
+            return replace(found, path=home / found.path.relative_to(tree))
+    except OSError as error:
+        reason = error.strerror or "disk error"
+        raise ToolError(
+            f"nsys could not be kept in the cache: {reason}", f"Set DDPPROF_CACHE to a folder with 1 GB free. {_OTHER_WAYS}"
+        ) from error
+
+
+def cache_dir() -> Path:
+    """``$DDPPROF_CACHE``, else ``$XDG_CACHE_HOME/ddpprof``, else ``~/.cache/ddpprof``."""
+    own = os.environ.get("DDPPROF_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ddpprof"
+
+
+def profile_command(
+    nsys: Nsys, output: Path, command: Sequence[str], *, has_cuda: bool, report_rank_pattern: bool = False
+) -> list[str]:
+    """``command`` under nsys, writing ``output``; with ``report_rank_pattern`` ``report.nsys-rep`` is ``report.rankN.nsys-rep``.
+
+    On CUDA only what lies between cudaProfilerStart and Stop is recorded; without CUDA the whole run.
+    """
+    stem = str(output).removesuffix(REPORT_SUFFIX) + (".rank%q{RANK}" if report_rank_pattern else "")
+    options = [f"--trace={'cuda,nvtx' if has_cuda else 'nvtx'}"]
+    # Both: nsys 2022.4 hangs on new kernels with --sample=none alone.
+    options += ["--sample=none", "--cpuctxsw=none"]
+    if has_cuda:
+        options += ["--cuda-graph-trace=node", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+        if nsys.version_info >= (2025, 1):  # 2024.2 refuses it; where it exists, tracing events disturbs overlap itself
+            options.append("--cuda-event-trace=false")
+    options += ["--kill=none", "--force-overwrite=true", f"--output={stem}"]
+    return [str(nsys.path), "profile", *options, *command]
+
+
+def export(nsys: Nsys, report: Path, output: Path | None = None) -> Path:
+    """The SQLite export of ``report``, beside it unless ``output`` says where; it appears whole or not at all.
+
+    Raises InputError when the report is missing, unfinished, newer than ``nsys`` or no report; ToolError when nsys fails.
+    """
+    output = output or report.with_suffix(".sqlite")
+    _check_is_report(report)
+    if output.exists() and output.samefile(report):
+        raise UsageError(f"{output}: would overwrite the report itself", "Give another name with -o.")
+    with whole_file(output) as partial:
+        options = ("--type=sqlite", "--force-overwrite=true", "--quiet=true", f"--output={partial}")
+        done = _run(nsys.path, "export", *options, str(report))
+        if done.returncode or not partial.stat().st_size:
+            raise _export_error(nsys, report, done)
+    return output
+
+
+def is_stale(report: Path, exported: Path) -> bool:
+    """Whether ``report`` was written after its export (both exist)."""
+    return report.stat().st_mtime > exported.stat().st_mtime
+
+
+def import_stream(nsys: Nsys, stream: Path, output: Path) -> Path:
+    """The report made of a ``.qdstrm`` that an nsys of the same version left because it had no importer beside it.
+
+    Raises ToolError when ``nsys`` has none either, or when the importer refuses.
+    """
+    root = nsys.path.resolve().parent.parent
+    importer = next(iter(sorted(root.glob("host-linux-*/QdstrmImporter"))), None)
+    if importer is None:
+        raise ToolError(f"{stream}: unfinished stream, and this nsys has no QdstrmImporter to finish it", _finish(stream))
+    with whole_file(output) as partial:
+        done = _run(importer, "--force-overwrite", "--input-file", str(stream), "--output-file", str(partial))
+        if done.returncode or not partial.stat().st_size:
+            raise ToolError(f"{stream}: QdstrmImporter {nsys.version} could not finish it: {_own_words(done)}", _finish(stream))
+    return output
+
+
+def nvtx_problem(nsys_version: tuple[int, ...], nvtx_version: str) -> str | None:
+    """Why this pair records no NVTX range, without a word of its own; None when it does."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", nvtx_version)[:3])
+    if numbers >= (0, 2, 12) and nsys_version[:2] <= (2024, 2):
+        return f"nsys {'.'.join(map(str, nsys_version[:3]))} silently loses every range of nvtx {nvtx_version}: install 'nvtx<0.2.12'"
+    return None
+
+
+def _cached() -> Iterator[Path]:
+    kinds = ("whole",) if machine.driver_version() else ("whole", "trimmed")
+    for kind in kinds:
+        yield from cache_dir().glob(f"nsys-*-{kind}/target-linux-*/nsys")
+
+
+def _probe(path: Path, source: str) -> Nsys | None:
+    try:
+        done = _run(path, "--version", timeout_s=30)
+    except ToolError:
+        return None
+    version = re.search(r"Nsight Systems version (\d+(?:\.\d+)+)", done.stdout)
+    return Nsys(path, version[1], source) if version and done.returncode == 0 else None
+
+
+def _run(program: Path, *arguments: str, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    command = [str(program), *arguments]
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
+        )
+    except OSError as error:
+        raise ToolError(f"{program.name} could not be started: {error.strerror or error}", _OTHER_WAYS) from error
+    except subprocess.TimeoutExpired as error:
+        raise ToolError(f"{program.name} did not answer within {timeout_s} s", _OTHER_WAYS) from error
+
+
+def _check_is_report(report: Path) -> None:
+    try:
+        with report.open("rb") as file:
+            head = file.read(64)
+    except FileNotFoundError:
+        raise InputError(f"{report}: no such report") from None
+    except OSError as error:
+        raise InputError(f"{report}: cannot be read: {error.strerror or error}") from None
+    if report.suffix == STREAM_SUFFIX or b"Nsight Systems Stream" in head:
+        raise InputError(f"{report}: unfinished stream, not a report", _finish(report))
+
+
+def _finish(stream: Path) -> str:
+    report = stream.with_suffix(REPORT_SUFFIX)
+    return f"Finish it with the nsys version that wrote it: host-linux-*/QdstrmImporter -i {stream} -o {report}"
+
+
+def _export_error(nsys: Nsys, report: Path, done: subprocess.CompletedProcess[str]) -> InputError | ToolError:
+    words = _own_words(done)
+    newer = re.search(r"(?:Version number is invalid: |created in Nsight Systems version \()(\d{4}(?:[@.]\d+)+)", words)
+    if newer:
+        writer = newer[1].replace("@", ".")
+        return InputError(
+            f"{report}: written by nsys {writer}, newer than this nsys {nsys.version}: {words}",
+            "Export it where it was captured (nsys export --type sqlite REPORT), or use a newer nsys with --nsys.",
+        )
+    if re.search("Cannot read from stream|magic number|Invalid version prefix", words):
+        return InputError(f"{report}: not an Nsight Systems report, or cut short: {words}")
+    return ToolError(f"{report}: nsys {nsys.version} could not export it: {words}")
+
+
+def _own_words(done: subprocess.CompletedProcess[str]) -> str:
+    """What the program said, in one line."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return " ".join(lines)[:500] or f"it said nothing and left nothing (status {done.returncode})"
