@@ -60,7 +60,7 @@ class Options:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class _Part:
+class Part:
     """One trace on its way: its kinds, windows and what was measured in them."""
 
     trace: Trace
@@ -88,7 +88,7 @@ def analyze(
         raise UsageError("nothing to analyze", "Give at least one report.")
     _same_evidence(traces)
     traces, told = _identify(traces, ranks or {})
-    parts = [_measure(trace, options) for trace in traces]
+    parts = [measure(trace, options) for trace in traces]
     if options.steps is not None and not any(len(part.windows) for part in parts):
         raise UsageError(f"no step {options.steps[0]}:{options.steps[1]} in the input", "See the steps with --per-step.")
     warnings = [*told, *_trace_warnings(parts)]
@@ -189,7 +189,8 @@ def _mark_shared(rows: Sequence[RankRow]) -> list[RankRow]:
 # -------------------------------------------------------------------------------------------------------- measuring
 
 
-def _measure(trace: Trace, options: Options) -> _Part:
+def measure(trace: Trace, options: Options) -> Part:
+    """One trace with its kinds and windows, and what was measured in them."""
     comm, not_comm = kernels.patterns(options.comm, "--comm"), kernels.patterns(options.not_comm, "--not-comm")
     if options.streams is not None:
         keep = np.isin(trace.operations.stream, list(options.streams))
@@ -204,9 +205,7 @@ def _measure(trace: Trace, options: Options) -> _Part:
         (pattern,) = kernels.patterns([options.compute], "--compute")
         is_focus = np.array([pattern.search(name) is not None for name in trace.names], bool)
         focused = breakdown.measure(trace, kinds, windows, is_focus[trace.operations.name])
-    return _Part(
-        trace=trace, kinds=kinds, windows=windows, measured=measured, focused=focused, reasons=_reasons(trace, windows)
-    )
+    return Part(trace=trace, kinds=kinds, windows=windows, measured=measured, focused=focused, reasons=_reasons(trace, windows))
 
 
 def classify(trace: Trace, comm: Sequence[Any] = (), not_comm: Sequence[Any] = ()) -> NDArray[np.int8]:
@@ -261,7 +260,7 @@ def _reasons(trace: Trace, windows: Windows) -> tuple[str | None, ...]:
 # ------------------------------------------------------------------------------------------------------------- rows
 
 
-def _rank_rows(part: _Part, report: int, gpus: Mapping[str, int], warnings: Sequence[Warning]) -> Iterable[RankRow]:
+def _rank_rows(part: Part, report: int, gpus: Mapping[str, int], warnings: Sequence[Warning]) -> Iterable[RankRow]:
     trace, windows = part.trace, part.windows
     known = {(device.process, device.device_id): device for device in trace.devices}
     lane = windows.process * 8192 + windows.device
@@ -295,9 +294,7 @@ def _rank_rows(part: _Part, report: int, gpus: Mapping[str, int], warnings: Sequ
         )
 
 
-def _unreliable(
-    part: _Part, process: int, windows: Sequence[int], has_complete: bool, chosen: Sequence[Any]
-) -> tuple[str, ...]:
+def _unreliable(part: Part, process: int, windows: Sequence[int], has_complete: bool, chosen: Sequence[Any]) -> tuple[str, ...]:
     trace = part.trace
     codes = []
     if process in trace.is_graph_opaque:
@@ -310,7 +307,7 @@ def _unreliable(
     return tuple(codes)
 
 
-def _step_rows(part: _Part, report: int) -> Iterable[StepRow]:
+def _step_rows(part: Part, report: int) -> Iterable[StepRow]:
     windows = part.windows
     for at, reason in enumerate(part.reasons):
         process, device = part.trace.processes[int(windows.process[at])], int(windows.device[at])
@@ -326,7 +323,7 @@ def _step_rows(part: _Part, report: int) -> Iterable[StepRow]:
         )
 
 
-def _bucket_rows(part: _Part, report: int, records: Records | None) -> Iterable[BucketRow]:
+def _bucket_rows(part: Part, report: int, records: Records | None) -> Iterable[BucketRow]:
     captured = {item.rank: item.step for item in records.iterations if item.is_captured} if records else {}
     by_bucket: dict[tuple[int, int], BucketRecord] = {}
     if records:
@@ -336,7 +333,7 @@ def _bucket_rows(part: _Part, report: int, records: Records | None) -> Iterable[
         yield BucketRow(rank=process.rank, report=report, pid=process.pid, device_id=device if device >= 0 else None, **row)
 
 
-def _focus(parts: Sequence[_Part], options: Options, rank_rows: Sequence[RankRow]) -> Focus | None:
+def _focus(parts: Sequence[Part], options: Options, rank_rows: Sequence[RankRow]) -> Focus | None:
     if options.compute is None:
         return None
     found = []
@@ -358,7 +355,7 @@ def _focus(parts: Sequence[_Part], options: Options, rank_rows: Sequence[RankRow
     return Focus(pattern=options.compute, ranks=tuple(sorted(found, key=_row_order)))
 
 
-def _kind_rows(parts: Sequence[_Part]) -> tuple[KindRow, ...]:
+def _kind_rows(parts: Sequence[Part]) -> tuple[KindRow, ...]:
     """Every operation name with what it was taken for, longest total first."""
     totals: dict[tuple[int, str], tuple[int, int]] = {}
     for part in parts:
@@ -400,7 +397,7 @@ def _bucket_order(row: BucketRow) -> tuple[Any, ...]:
 # --------------------------------------------------------------------------------------------------------- warnings
 
 
-def _trace_warnings(parts: Sequence[_Part]) -> Iterable[Warning]:
+def _trace_warnings(parts: Sequence[Part]) -> Iterable[Warning]:
     """What each trace's reader warned of, and what its windows show."""
     for at, part in enumerate(parts):
         yield from (replace(warning, report=at) for warning in part.trace.warnings)
@@ -421,7 +418,7 @@ def _trace_warnings(parts: Sequence[_Part]) -> Iterable[Warning]:
         yield from _stray_devices(part, at)
 
 
-def _same_stream(part: _Part, report: int) -> Iterable[Warning]:
+def _same_stream(part: Part, report: int) -> Iterable[Warning]:
     """Communication on a stream that also computes: program order keeps it from overlapping that compute."""
     operations = part.trace.operations
     if part.trace.evidence == "host-ranges":
@@ -442,7 +439,7 @@ def _same_stream(part: _Part, report: int) -> Iterable[Warning]:
             )
 
 
-def _overhead(part: _Part, report: int) -> Iterable[Warning]:
+def _overhead(part: Part, report: int) -> Iterable[Warning]:
     start, end = part.measured.columns["start_ns"], part.measured.columns["end_ns"]
     hit = sum(
         bool(((part.windows.process == process) & (start < high) & (end > low)).any())
@@ -454,7 +451,7 @@ def _overhead(part: _Part, report: int) -> Iterable[Warning]:
         )
 
 
-def _stray_devices(part: _Part, report: int) -> Iterable[Warning]:
+def _stray_devices(part: Part, report: int) -> Iterable[Warning]:
     """Devices that a process touched with under a hundredth of its work and no communication."""
     busy: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     comm: Counter[tuple[int, int]] = Counter()
@@ -471,7 +468,7 @@ def _stray_devices(part: _Part, report: int) -> Iterable[Warning]:
 
 
 def _job_warnings(
-    parts: Sequence[_Part],
+    parts: Sequence[Part],
     ranks: Sequence[RankRow],
     steps: Sequence[StepRow],
     records: Records | None,
@@ -518,7 +515,7 @@ def _missing_ranks(traces: Sequence[Trace], ranks: Sequence[RankRow]) -> Iterabl
         yield Warning(code="missing-ranks", message=f"no report of rank {', '.join(map(str, gaps[:8]))}{'…' * (len(gaps) > 8)}")
 
 
-def _no_comm(parts: Sequence[_Part]) -> str:
+def _no_comm(parts: Sequence[Part]) -> str:
     texts = {text for part in parts for text in part.trace.texts}
     message = "no NCCL kernels: overlap is undefined, not zero"
     if any(text.startswith("gloo:") for text in texts):
@@ -528,7 +525,7 @@ def _no_comm(parts: Sequence[_Part]) -> str:
     return message
 
 
-def _unnamed_traffic(parts: Sequence[_Part]) -> Iterable[Warning]:
+def _unnamed_traffic(parts: Sequence[Part]) -> Iterable[Warning]:
     """The longest kernels on side streams, when nothing was called communication: perhaps a pattern is needed."""
     for report, part in enumerate(parts):
         operations = part.trace.operations
@@ -568,7 +565,7 @@ def _unequal_collectives(steps: Sequence[StepRow]) -> Iterable[Warning]:
         )
 
 
-def _skew(parts: Sequence[_Part]) -> Iterable[Warning]:
+def _skew(parts: Sequence[Part]) -> Iterable[Warning]:
     """Reports of one job whose windows do not meet in wall-clock time."""
     spans = []
     for part in parts:

@@ -1,0 +1,134 @@
+"""Expectations on an Analysis, rank by rank: held, did not hold, or cannot be told."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+from ddpprof.errors import UsageError
+from ddpprof.model import Analysis, FocusRow, Metrics, RankRow, columns
+
+Verdict = Literal["pass", "fail", "unknown"]
+
+_OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_EXPRESSION: Final = re.compile(r"\s*([a-z_]+)\s*(==|!=|>=|<=|>|<)\s*(-?\d+(?:\.\d+)?)\s*")
+_SCALE: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_NEEDS_COMM: Final = ("overlap_ns", "overlap_ratio", "exposed_comm_ns", "tail_ns", "comm_span_ns")
+COUNTS: Final = {
+    "buckets": "communication intervals that carry a DDP bucket",
+    "n_compute": "compute intervals (of --compute, when given)",
+    "n_comm": "communication intervals",
+    "launched_early": "communication launched before the last compute interval was",
+}
+"""Countable things an expectation can name, beside the metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """``name operator value`` in the unit the name ends with (none: ns for times, as it is for counts and ratios)."""
+
+    text: str
+    name: str
+    operator: str
+    value: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One expectation on one rank; ``seen`` says what was found, or why it cannot be told."""
+
+    expectation: str
+    rank: str
+    verdict: Verdict
+    seen: str
+
+
+def parse(text: str) -> Expectation:
+    """The expectation that ``text`` spells, such as ``overlap>0``, ``tail_ms<=2``. Raises UsageError with what can be said."""
+    match = _EXPRESSION.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"--expect {text!r}: not NAME OPERATOR NUMBER", "Examples: overlap>0  overlap_ratio>=0.6  tail_ms<=2  buckets==12"
+        )
+    name, sign, number = match.groups()
+    value = Decimal(number)
+    known = [item.name for item in columns(Metrics)] + list(COUNTS)
+    if name not in known:
+        base, _, unit = name.rpartition("_")
+        if f"{name}_ns" in known:
+            name = f"{name}_ns"
+        elif unit in _SCALE and f"{base}_ns" in known:
+            name, value = f"{base}_ns", value * _SCALE[unit]
+        else:
+            raise UsageError(
+                f"--expect {text!r}: no quantity {name!r}", f"There are: {', '.join(known)}; times also as _ms, _us."
+            )
+    return Expectation(text.strip(), name, sign, value)
+
+
+def check(analysis: Analysis, expectations: Sequence[Expectation]) -> list[Result]:
+    """Every expectation on every rank, by rank then expectation; ranks of the job that are not in the input are unknown."""
+    results = []
+    focus = {(row.report, row.pid, row.device_id): row for row in (analysis.focus.ranks if analysis.focus else ())}
+    n_buckets = Counter((row.report, row.pid, row.device_id, row.step) for row in analysis.buckets if row.bucket is not None)
+    for row in _working(analysis.ranks):
+        who = (
+            f"rank {row.rank}"
+            if row.rank is not None
+            else f"process {row.pid}" + (f" device {row.device_id}" if row.device_id else "")
+        )
+        here = {key[3]: count for key, count in n_buckets.items() if key[:3] == (row.report, row.pid, row.device_id)}
+        values = _values(row, focus.get((row.report, row.pid, row.device_id)), here)
+        results += [_judge(expectation, who, row, values) for expectation in expectations]
+    seen = {row.rank for row in analysis.ranks}
+    for missing in sorted(set(range(analysis.world_size or 0)) - seen) if None not in seen else ():
+        results += [Result(expectation.text, f"rank {missing}", "unknown", "not in the input") for expectation in expectations]
+    return results
+
+
+def _working(ranks: Iterable[RankRow]) -> list[RankRow]:
+    """The rows to judge: those of stray devices, with neither communication nor the bulk of a rank's work, are passed over."""
+    by_process: dict[tuple[int, int], list[RankRow]] = {}
+    for row in ranks:
+        by_process.setdefault((row.report, row.pid), []).append(row)
+    return [row for rows in by_process.values() for row in rows if row.n_comm or not any(other.n_comm for other in rows)]
+
+
+def _values(row: RankRow, focus: FocusRow | None, buckets: Mapping[int | None, int]) -> dict[str, Any]:
+    values: dict[str, Any] = {item.name: getattr(row, item.name) for item in columns(Metrics)}
+    counts = sorted(buckets.values())
+    values |= {
+        "n_compute": row.n_compute,
+        "n_comm": row.n_comm,
+        "launched_early": row.n_before_last_compute,
+        "buckets": counts[(len(counts) - 1) // 2] if counts else (row.n_comm if not row.n_comm else None),
+    }
+    if focus is not None:
+        values |= {name: getattr(focus, name) for name in ("n_compute", "compute_ns", "compute_span_ns", "overlap_ns")}
+        values["overlap_ratio"] = focus.overlap_ns / row.comm_ns if row.comm_ns else None
+    return values
+
+
+def _judge(expectation: Expectation, who: str, row: RankRow, values: Mapping[str, Any]) -> Result:
+    value = values[expectation.name]
+    if "graph-trace-opaque" in row.unreliable:
+        return Result(expectation.text, who, "unknown", "CUDA graphs hide kernels; capture with --cuda-graph-trace=node")
+    if expectation.name in _NEEDS_COMM and not row.n_comm:
+        return Result(expectation.text, who, "unknown", "no communication in the window")
+    if value is None:
+        return Result(expectation.text, who, "unknown", f"{expectation.name} is not defined here")
+    held = _OPERATORS[expectation.operator](Decimal(value), expectation.value)
+    seen = f"{expectation.name} = {value:,}" if isinstance(value, int) else f"{expectation.name} = {value:.4f}"
+    return Result(expectation.text, who, "pass" if held else "fail", seen)
