@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Renderings of an Analysis, a Timeline and Records: pure functions, text or files; nothing is measured here."""

@@ -1,0 +1,43 @@
+"""Results of a check as JUnit XML, which every CI shows: one test case for each rank and expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+from xml.etree import ElementTree
+
+from ddpprof.rundir import whole_file
+
+
+class Result(Protocol):
+    """What a check found on one rank: ``verdict`` is pass, fail or unknown."""
+
+    @property
+    def expectation(self) -> str: ...
+    @property
+    def rank(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def seen(self) -> str: ...
+
+
+def render(results: Iterable[Result]) -> str:
+    """The XML document; an expectation that cannot be told is an error, one that does not hold a failure."""
+    results = list(results)
+    counts = {verdict: str(sum(result.verdict == verdict for result in results)) for verdict in ("fail", "unknown")}
+    numbers: dict[str, str] = {"tests": str(len(results)), "failures": counts["fail"], "errors": counts["unknown"]}
+    suite = ElementTree.Element("testsuite", name="ddpprof check", **numbers)
+    for result in results:
+        case = ElementTree.SubElement(suite, "testcase", classname=result.rank, name=result.expectation)
+        if result.verdict != "pass":
+            ElementTree.SubElement(case, "failure" if result.verdict == "fail" else "error", message=result.seen)
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def write(path: Path, results: Iterable[Result]) -> None:
+    """Writes the document, whole or not at all."""
+    with whole_file(path) as partial:
+        partial.write_text(render(results), encoding="utf-8")

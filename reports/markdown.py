@@ -1,0 +1,130 @@
+"""An Analysis as Markdown: the summary of all ranks, and the report of one rank with its clocks apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.model import Analysis, RankRow, Records
+from ddpprof.reports import clocks, verdict, views
+from ddpprof.reports.quantities import markdown as escape
+from ddpprof.reports.tables import one_rank
+
+
+def render(
+    analysis: Analysis,
+    *,
+    per_step: bool = False,
+    buckets: bool = False,
+    kinds: bool = False,
+    records: Records | None = None,
+    timeline: str | None = None,
+) -> str:
+    """The summary of all ranks, tables chosen as in ``text.render``; ``timeline`` is the file of a picture to show."""
+    title = "DDP overlap" if analysis.case is None else f"DDP overlap: {analysis.case}"
+    tables = views.chosen(analysis, per_step=per_step, buckets=buckets, kinds=kinds)
+    parts = [
+        *_head(title, verdict.scope(analysis), analysis),
+        *map(_section, tables),
+        f"![Timeline of all ranks]({timeline})" if timeline else "",
+        *_timing(records),
+        *_notices(analysis),
+        _definitions(tables),
+    ]
+    return _document(parts)
+
+
+def render_rank(analysis: Analysis, row: RankRow, records: Records | None = None) -> str:
+    """The report of one row of ``analysis.ranks``: every number defined, steps, buckets, and the clocks apart."""
+    mine = one_rank(analysis, row)
+    ours = Records() if records is None else _of_rank(records, row.rank)
+    tables = views.chosen(mine, per_step=True, buckets=True)[1:]
+    parts = [
+        *_head(verdict.row_name(row, analysis).capitalize(), verdict.whereabouts(row, analysis), mine),
+        _section(views.numbers(row)),
+        *map(_section, tables),
+        *_timing(ours),
+        *_clocks(mine, ours),
+        *_notices(mine),
+        _definitions(tables),
+    ]
+    return _document(parts)
+
+
+def table(shown: views.Table) -> str:
+    """A table in GitHub's Markdown, numbers to the right."""
+    if not shown.rows:
+        return "(none)"
+    head = [escape(column.title) for column in shown.columns]
+    rule = ["---" if column.is_text else "---:" for column in shown.columns]
+    body = [[escape(cell) for cell in row] for row in shown.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+
+
+def _document(parts: Iterable[str]) -> str:
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _head(title: str, scope: str, analysis: Analysis) -> list[str]:
+    return [
+        f"# {escape(title)}",
+        escape(verdict.EVIDENCE[analysis.evidence]),
+        escape(scope),
+        f"**{verdict.QUESTION}** {escape(verdict.answer(analysis))}",
+        _list(escape(line) for line in verdict.cautions(analysis)),
+    ]
+
+
+def _section(shown: views.Table) -> str:
+    return f"## {escape(shown.title)}\n\n{table(shown)}"
+
+
+def _list(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _notices(analysis: Analysis) -> Iterable[str]:
+    if analysis.findings:
+        yield "## Findings"
+        yield _list(escape(verdict.finding_line(finding)) for finding in analysis.findings)
+    if analysis.warnings:
+        yield "## Warnings"
+        yield _list(f"`{warning.code}`: {escape(verdict.warning_line(warning, analysis))}" for warning in analysis.warnings)
+
+
+def _definitions(tables: Iterable[views.Table]) -> str:
+    lines = _list(f"{escape(heading)}: {escape(meaning)}" for heading, meaning in views.definitions(tables).items())
+    return f"## What the columns mean\n\n{escape(views.SETS)} The JSON has every time in whole nanoseconds.\n\n{lines}"
+
+
+def _timing(records: Records | None) -> Iterable[str]:
+    """The run's own timing and failures, as far as it recorded any."""
+    if records is None:
+        return
+    if any(not row.is_captured for row in records.iterations):
+        yield _section(clocks.iterations(records))
+    if records.failures:
+        yield "## Failures"
+        yield _list(escape(verdict.failure_line(failure)) for failure in records.failures)
+
+
+def _clocks(analysis: Analysis, records: Records) -> Iterable[str]:
+    hooks = clocks.hook_and_timeline(analysis, records)
+    fields = clocks.logger(records)
+    if hooks is not None:
+        yield _section(hooks)
+        yield _list((clocks.HOOK, clocks.TIMELINE, clocks.APART))
+    if fields is not None:
+        yield _section(fields)
+        yield clocks.LOGGER
+
+
+def _of_rank(records: Records, rank: int | None) -> Records:
+    """The rows of one rank; none for an unknown one."""
+    return Records(
+        runs=tuple(row for row in records.runs if row.rank == rank),
+        iterations=tuple(row for row in records.iterations if row.rank == rank),
+        buckets=tuple(row for row in records.buckets if row.rank == rank),
+        loggers=tuple(row for row in records.loggers if row.rank == rank),
+        layouts=tuple(row for row in records.layouts if row.rank == rank),
+        failures=tuple(row for row in records.failures if row.rank == rank),
+    )

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ddpprof.model import Analysis
+from ddpprof.reports import views
+
+Make = Callable[[str], Analysis]
+
+
+def headings(table: views.Table) -> list[str]:
+    return [column.title for column in table.columns]
+
+
+def test_headings_derive_from_the_model(make: Make) -> None:
+    shown = headings(views.ranks(make("two_ranks")))
+    assert shown[:4] == ["rank", "GPU", "n_compute", "n_comm"]
+    assert shown[4:] == [
+        *("step (ms)", "compute (ms)", "comm (ms)", "overlap (ms)", "exposed comm (ms)", "tail (ms)", "idle (ms)"),
+        "overlap ratio (%)",
+    ]
+
+
+def test_the_spread_of_the_step_is_shown_for_several_steps(make: Make) -> None:
+    table = views.ranks(make("many_steps"))
+    assert headings(table)[4:7] == ["step (ms)", "step min (ms)", "step max (ms)"]
+    assert table.rows[0][4:7] == ("10.000", "9.800", "10.400")
+
+
+def test_a_whole_capture_is_not_called_a_step(make: Make) -> None:
+    assert "capture (ms)" in headings(views.ranks(make("no_comm")))
+    assert "step (ms)" not in headings(views.ranks(make("no_comm")))
+
+
+def test_a_cpu_run_has_no_gpu_column(make: Make) -> None:
+    assert "GPU" not in headings(views.ranks(make("four_hosts")))
+
+
+def test_process_and_device_appear_where_the_rank_does_not_tell(make: Make) -> None:
+    assert headings(views.ranks(make("unknown_ranks")))[:5] == ["rank", "report", "pid", "device id", "GPU"]
+    twice = make("two_ranks")
+    twice = replace(twice, ranks=tuple(replace(row, rank=0, pid=9) for row in twice.ranks))
+    assert headings(views.ranks(twice))[:3] == ["rank", "pid", "device id"]
+
+
+def test_unreliable_rows_say_why(make: Make) -> None:
+    table = views.ranks(make("unknown_ranks"))
+    assert [row[-1] for row in table.rows] == ["", "dropped-rows"]
+
+
+def test_bucket_times_count_from_the_start_of_their_step(make: Make) -> None:
+    """The window starts at 13 ms; without a window the first communication does."""
+    found = make("two_ranks")
+    launch, start = (column.cells for column in views.communication(found).columns if column.heading in ("launch", "start"))
+    assert launch == ("2.000", "7.000", "n/a", "n/a")
+    assert start == ("7.901", "70.400", "10.149", "72.654")
+    bare = views.communication(replace(found, breakdown=()))
+    assert next(column.cells for column in bare.columns if column.heading == "start")[0] == "0.000"
+
+
+def test_a_column_that_nobody_knows_is_left_out_of_the_buckets(make: Make) -> None:
+    found = make("two_ranks")
+    rows = tuple(replace(row, size_bytes=None, parameters=None, busbw=None, step=None) for row in found.buckets)
+    shown = headings(views.communication(replace(found, buckets=rows, breakdown=())))
+    assert not {"size", "params", "busbw (GB/s)", "step"} & set(shown)
+
+
+def test_steps_left_out_say_why(make: Make) -> None:
+    table = views.steps(make("many_steps"))
+    assert [row[-1] for row in table.rows] == ["no: step 0", *["yes"] * 5] * 2
+
+
+def test_every_metric_of_a_rank_has_its_meaning(make: Make) -> None:
+    row = make("many_steps").ranks[0]
+    table = views.numbers(row)
+    by_name = {line[0]: line for line in table.rows}
+    assert by_name["overlap_ns"] == (
+        *("overlap_ns", "4.000 ms", "4,000,000 ns", "3.900 ms to 4.100 ms", "|C ∩ N|: time with both running", "higher"),
+    )
+    assert all(line[4] for line in table.rows)
+
+
+def test_a_meaning_is_told_once(make: Make) -> None:
+    tables = views.chosen(make("two_ranks"), per_step=True, buckets=True, kinds=True)
+    meanings = views.definitions(tables)
+    assert meanings["step"] == "|S|: length of the window"
+    assert "rank" not in meanings
+
+
+def test_tables_of_every_example_are_rectangles(example: Analysis) -> None:
+    for table in views.chosen(example, per_step=True, buckets=True, kinds=True):
+        assert {len(row) for row in table.rows} <= {len(table.columns)}
