@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -66,3 +67,15 @@ def _nvidia_smi(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA build, told without importing it."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"^cuda\b[^=]*= *['\"]\d", text, re.MULTILINE) is not None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddpprof import machine, nsys_fetch
 from ddpprof.errors import InputError, ToolError, UsageError
+from ddpprof.nsys_fetch import OTHER_WAYS
 from ddpprof.rundir import whole_file
 
 REPORT_SUFFIX = ".nsys-rep"
@@ -30,8 +31,6 @@ _INSTALLS = (
     "usr/lib/nsight-systems/*/nsys",
 )
 """Where NVIDIA's installers and the distributions put it, below /."""
-
-_OTHER_WAYS = "Give your own with --nsys or DDPPROF_NSYS, or capture with torch.profiler: --capture torch."
 
 Say = Callable[[str], None]
 
@@ -60,7 +59,8 @@ def find(explicit: str | Path | None = None, *, may_fetch: bool = True, say: Say
         found = _probe(Path(shutil.which(given) or given), source)
         if found is None:
             raise ToolError(
-                f"{given}: not a working nsys (from {source})", "It must answer `--version` as Nsight Systems does."
+                f"{given}: not a working nsys (from {source})",
+                "Check the path: `PATH --version` must answer as Nsight Systems does.",
             )
         return found
     on_path = shutil.which("nsys")
@@ -74,9 +74,9 @@ def find(explicit: str | Path | None = None, *, may_fetch: bool = True, say: Say
         if working:
             return max(working, key=lambda nsys: nsys.version_info)
     if not may_fetch:
-        raise ToolError("nsys was not found on this machine", _OTHER_WAYS)
+        raise ToolError("nsys was not found on this machine", OTHER_WAYS)
     if os.environ.get("DDPPROF_FETCH_NSYS") == "0":
-        raise ToolError("nsys was not found on this machine, and DDPPROF_FETCH_NSYS=0 forbids fetching it", _OTHER_WAYS)
+        raise ToolError("nsys was not found on this machine, and DDPPROF_FETCH_NSYS=0 forbids fetching it", OTHER_WAYS)
     return fetch(say)
 
 
@@ -92,18 +92,19 @@ def fetch(say: Say = lambda line: None) -> Nsys:
             tree = nsys_fetch.unpacked(Path(work), whole=whole, say=say)
             found = next((nsys for path in tree.glob("target-linux-*/nsys") if (nsys := _probe(path, "fetched"))), None)
             if found is None:
-                raise ToolError("the nsys of the package archive does not run on this machine", _OTHER_WAYS)
+                raise ToolError("the nsys of the package archive does not run on this machine", OTHER_WAYS)
             home = cache_dir() / f"nsys-{found.version}-{'whole' if whole else 'trimmed'}"
+            kept = replace(found, path=home / found.path.relative_to(tree))
             try:
                 tree.rename(home)
             except OSError:
-                if not home.is_dir():  # else another process was first, and may be running it
+                if _probe(kept.path, kept.source) is None:  # else another process was first, and may be running it
                     raise
-            return replace(found, path=home / found.path.relative_to(tree))
+            return kept
     except OSError as error:
         reason = error.strerror or "disk error"
         raise ToolError(
-            f"nsys could not be kept in the cache: {reason}", f"Set DDPPROF_CACHE to a folder with 1 GB free. {_OTHER_WAYS}"
+            f"nsys could not be kept in the cache: {reason}", f"Set DDPPROF_CACHE to a folder with 1 GB free. {OTHER_WAYS}"
         ) from error
 
 
@@ -114,22 +115,30 @@ def cache_dir() -> Path:
 
 
 def profile_command(
-    nsys: Nsys, output: Path, command: Sequence[str], *, has_cuda: bool, report_rank_pattern: bool = False
+    nsys: Nsys,
+    output: Path,
+    command: Sequence[str],
+    *,
+    has_cuda: bool,
+    report_rank_pattern: bool = False,
+    uses_range: bool = True,
 ) -> list[str]:
-    """``command`` under nsys, writing ``output``; with ``report_rank_pattern`` ``report.nsys-rep`` is ``report.rankN.nsys-rep``.
+    """``command`` under nsys, writing ``output``.
 
-    On CUDA only what lies between cudaProfilerStart and Stop is recorded; without CUDA the whole run.
+    With ``report_rank_pattern`` each rank, under an nsys of its own, writes ``report.rankN.nsys-rep`` for ``report.nsys-rep``.
+    On CUDA, ``uses_range`` records only what lies between cudaProfilerStart and Stop; without CUDA it is the whole run.
     """
-    stem = str(output).removesuffix(REPORT_SUFFIX) + (".rank%q{RANK}" if report_rank_pattern else "")
-    options = [f"--trace={'cuda,nvtx' if has_cuda else 'nvtx'}"]
-    # Both: nsys 2022.4 hangs on new kernels with --sample=none alone.
-    options += ["--sample=none", "--cpuctxsw=none"]
-    if has_cuda:
-        options += ["--cuda-graph-trace=node", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
-        if nsys.version_info >= (2025, 1):  # 2024.2 refuses it; where it exists, tracing events disturbs overlap itself
-            options.append("--cuda-event-trace=false")
-    options += ["--kill=none", "--force-overwrite=true", f"--output={stem}"]
-    return [str(nsys.path), "profile", *options, *command]
+    stem = str(output).removesuffix(REPORT_SUFFIX).replace("%", "%%") + (".rank%q{RANK}" if report_rank_pattern else "")
+    # Both of the first two: nsys 2022.4 hangs on new kernels with --sample=none alone.
+    options = ["--sample=none", "--cpuctxsw=none", "--kill=none", "--force-overwrite=true", f"--output={stem}"]
+    if not has_cuda:
+        return [str(nsys.path), "profile", "--trace=nvtx", *options, *command]
+    options += ["--cuda-graph-trace=node"]
+    if uses_range:
+        options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+    if nsys.version_info >= (2025, 1):  # unknown to 2024.2; where it exists, tracing events disturbs overlap itself
+        options += ["--cuda-event-trace=false"]
+    return [str(nsys.path), "profile", "--trace=cuda,nvtx", *options, *command]
 
 
 def export(nsys: Nsys, report: Path, output: Path | None = None) -> Path:
@@ -138,7 +147,7 @@ def export(nsys: Nsys, report: Path, output: Path | None = None) -> Path:
     Raises InputError when the report is missing, unfinished, newer than ``nsys`` or no report; ToolError when nsys fails.
     """
     output = output or report.with_suffix(".sqlite")
-    _check_is_report(report)
+    check_is_report(report)
     if output.exists() and output.samefile(report):
         raise UsageError(f"{output}: would overwrite the report itself", "Give another name with -o.")
     with whole_file(output) as partial:
@@ -147,6 +156,19 @@ def export(nsys: Nsys, report: Path, output: Path | None = None) -> Path:
         if done.returncode or not partial.stat().st_size:
             raise _export_error(nsys, report, done)
     return output
+
+
+def check_is_report(report: Path) -> None:
+    """Returns when ``report`` may be one. Raises InputError when it is missing, unreadable or an unfinished stream."""
+    try:
+        with report.open("rb") as file:
+            head = file.read(64)
+    except FileNotFoundError:
+        raise InputError(f"{report}: no such report") from None
+    except OSError as error:
+        raise InputError(f"{report}: cannot be read: {error.strerror or error}") from None
+    if report.suffix == STREAM_SUFFIX or b"Nsight Systems Stream" in head:
+        raise InputError(f"{report}: unfinished stream, not a report", _finish(report))
 
 
 def is_stale(report: Path, exported: Path) -> bool:
@@ -174,7 +196,8 @@ def nvtx_problem(nsys_version: tuple[int, ...], nvtx_version: str) -> str | None
     """Why this pair records no NVTX range, without a word of its own; None when it does."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", nvtx_version)[:3])
     if numbers >= (0, 2, 12) and nsys_version[:2] <= (2024, 2):
-        return f"nsys {'.'.join(map(str, nsys_version[:3]))} silently loses every range of nvtx {nvtx_version}: install 'nvtx<0.2.12'"
+        number = ".".join(str(part) for part in nsys_version[:3])
+        return f"nsys {number} silently loses every range of nvtx {nvtx_version}: install 'nvtx<0.2.12'"
     return None
 
 
@@ -200,21 +223,9 @@ def _run(program: Path, *arguments: str, timeout_s: float | None = None) -> subp
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
         )
     except OSError as error:
-        raise ToolError(f"{program.name} could not be started: {error.strerror or error}", _OTHER_WAYS) from error
+        raise ToolError(f"{program.name} could not be started: {error.strerror or error}", OTHER_WAYS) from error
     except subprocess.TimeoutExpired as error:
-        raise ToolError(f"{program.name} did not answer within {timeout_s} s", _OTHER_WAYS) from error
-
-
-def _check_is_report(report: Path) -> None:
-    try:
-        with report.open("rb") as file:
-            head = file.read(64)
-    except FileNotFoundError:
-        raise InputError(f"{report}: no such report") from None
-    except OSError as error:
-        raise InputError(f"{report}: cannot be read: {error.strerror or error}") from None
-    if report.suffix == STREAM_SUFFIX or b"Nsight Systems Stream" in head:
-        raise InputError(f"{report}: unfinished stream, not a report", _finish(report))
+        raise ToolError(f"{program.name} did not answer within {timeout_s} s", OTHER_WAYS) from error
 
 
 def _finish(stream: Path) -> str:
@@ -239,4 +250,4 @@ def _export_error(nsys: Nsys, report: Path, done: subprocess.CompletedProcess[st
 def _own_words(done: subprocess.CompletedProcess[str]) -> str:
     """What the program said, in one line."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return " ".join(lines)[:500] or f"it said nothing and left nothing (status {done.returncode})"
+    return " ".join(lines)[:300] or f"it said nothing and left nothing (status {done.returncode})"

@@ -16,19 +16,28 @@ from pathlib import Path
 
 from ddpprof.errors import ToolError
 
-_HINT = "Give your own nsys with --nsys or DDPPROF_NSYS, or capture with torch.profiler: --capture torch."
+OTHER_WAYS = "Give your own nsys with --nsys or DDPPROF_NSYS, or capture with torch.profiler: --capture torch."
 
 _ARCHIVES = {"debian": ("non-free", ("trixie", "bookworm")), "ubuntu": ("multiverse", ())}
 """Distribution to the component that holds nsys, and the suites worth asking beside the machine's own (newest wins)."""
+
+LIKELY_VERSION = (2023, 4)
+"""What a fetch brings today."""
 
 _PACKAGES = ("nsight-systems", "nsight-systems-target", "libssh-4")
 _EXTRA_PACKAGES = ("libarrow500",)
 """What a newer importer links too, where it is a package of its own."""
 
-_TARGET_FILES = frozenset(
-    "nsys nsys-launcher libToolsInjection64.so libToolsInjectionProxy64.so libToolsInjectionMemoryAllocator.so "
-    "libLinuxKeyboardInterceptorProxy.so GpuMetrics GpuMetrics.config".split()
-)
+_TARGET_FILES = {
+    "nsys",
+    "nsys-launcher",
+    "libToolsInjection64.so",
+    "libToolsInjectionProxy64.so",
+    "libToolsInjectionMemoryAllocator.so",
+    "libLinuxKeyboardInterceptorProxy.so",
+    "GpuMetrics",
+    "GpuMetrics.config",
+}
 """What ``profile --trace=nvtx`` and ``export`` need of the target tree."""
 
 
@@ -44,11 +53,11 @@ def unpacked(work: Path, *, whole: bool, say: Callable[[str], None]) -> Path:
     cut down to the importer and its libraries.
     """
     if not can_fetch():
-        raise ToolError("nsys was not found, and without apt-get, dpkg-deb and ldd it cannot be fetched", _HINT)
+        raise ToolError("nsys was not found, and without apt-get, dpkg-deb and ldd it cannot be fetched", OTHER_WAYS)
     raw = work / "raw"
     for package in _download(work, say):
         if _run(["dpkg-deb", "-x", str(package), str(raw)]).returncode:
-            raise ToolError("the fetched nsys could not be unpacked (is the disk full?)", _HINT)
+            raise ToolError("the fetched nsys could not be unpacked (is the disk full?)", OTHER_WAYS)
         package.unlink()
     target, host = _place(raw, "target-linux-*/nsys"), _place(raw, "host-linux-*/QdstrmImporter")
     for library in raw.glob("usr/lib/*/lib*.so.*"):
@@ -77,7 +86,7 @@ def _download(work: Path, say: Callable[[str], None]) -> list[Path]:
     by_name = {name: (version, int(size)) for _, name, version, size in packages}
     if not by_name.keys() >= set(_PACKAGES):
         raise ToolError(
-            f"nsys was not found, and this machine's package archive cannot be reached or has none in {component}", _HINT
+            f"nsys was not found, and this machine's package archive cannot be reached or has none in {component}", OTHER_WAYS
         )
     megabytes = sum(size for _, size in by_name.values()) // 1_000_000
     say(
@@ -85,7 +94,7 @@ def _download(work: Path, say: Callable[[str], None]) -> list[Path]:
         f"{family.capitalize()} archive into the cache ({megabytes} MB; nothing is installed)"
     )
     if _run([*apt, "download", *by_name], cwd=work).returncode:
-        raise ToolError("nsys could not be downloaded from this machine's package archive", _HINT)
+        raise ToolError("nsys could not be downloaded from this machine's package archive", OTHER_WAYS)
     return [work / filename for filename, *_ in packages]
 
 
@@ -98,7 +107,7 @@ def _family() -> str:
     for family in ("ubuntu", "debian"):
         if family in names:
             return family
-    raise ToolError("nsys was not found, and can be fetched on Debian and Ubuntu only", _HINT)
+    raise ToolError("nsys was not found, and can be fetched on Debian and Ubuntu only", OTHER_WAYS)
 
 
 def _private_options(work: Path) -> list[str]:
@@ -137,7 +146,7 @@ def _place(raw: Path, pattern: str) -> Path:
     """The real folder of the file that ``pattern`` names, wherever the package put it."""
     found = next((path for path in raw.rglob(pattern) if not path.parent.is_symlink()), None)
     if found is None:
-        raise ToolError("the fetched packages hold no nsys", _HINT)
+        raise ToolError("the fetched packages hold no nsys", OTHER_WAYS)
     return found.parent
 
 
@@ -146,12 +155,12 @@ def _importer_files(host: Path) -> set[str]:
     done = _run(["ldd", str(host / "QdstrmImporter")], LD_LIBRARY_PATH=str(host))
     missing = re.findall(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE)
     if missing or done.returncode:
-        raise ToolError(f"the fetched nsys does not run on this machine (no {', '.join(missing) or 'loader'})", _HINT)
+        raise ToolError(f"the fetched nsys does not run on this machine (no {', '.join(missing) or 'loader'})", OTHER_WAYS)
     names = {"QdstrmImporter", *re.findall(rf"=> {re.escape(str(host))}/(\S+)", done.stdout)}
     return names | {(host / name).resolve().name for name in names}
 
 
-def _keep_only(folder: Path, names: set[str] | frozenset[str]) -> None:
+def _keep_only(folder: Path, names: set[str]) -> None:
     for path in folder.iterdir():
         if path.name not in names:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,0 +1,75 @@
+"""``ddpprof profile``: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddpprof.cli import CHECK_FAILED, Progress
+from ddpprof.errors import UsageError
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": False},
+    epilog="Examples:  ddpprof profile delay_cap4    ddpprof profile delay_cap64 --ranks 2 --share-gpu"
+    "    ddpprof profile -- torchrun --nproc-per-node 4 train.py",
+)
+@click.argument("target", nargs=-1, required=True, metavar="CASE | -- COMMAND...")
+@click.option("--ranks", default=4, show_default=True, help="Processes of the job.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="auto: GPUs when there are enough.",
+)
+@click.option("--share-gpu", is_flag=True, help="Several ranks on one GPU, time-sliced.")
+@click.option(
+    "--capture",
+    type=click.Choice(["auto", "nsys", "torch"]),
+    default="auto",
+    show_default=True,
+    help="auto: nsys, else torch.profiler.",
+)
+@click.option("--report-per-rank", is_flag=True, help="Each rank under an nsys of its own.")
+@click.option("--iterations", default=10, show_default=True, help="Timed steps before the captured one.")
+@click.option("--seed", default=0, show_default=True, help="Seed of parameters and data.")
+@click.option("--port", type=int, help="Port for the ranks to meet at; a free one by default.")
+@click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
+@click.option("--range", "uses_range", is_flag=True, help="Your own job: record only between its cudaProfilerStart and Stop.")
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), help="The run folder [runs/CASE].")
+@click.pass_obj
+def profile(progress: Progress, target: tuple[str, ...], uses_range: bool, **options: Any) -> None:
+    """Run a case (see `ddpprof cases`), or your own job after --, under capture; report per rank what overlapped.
+
+    The run folder holds the report, its SQLite export, the ranks' records, a summary, one report for each rank and a
+    picture. Without enough GPUs the case runs on the CPU with gloo, captured by the same nsys, and says so.
+    """
+    from ddpprof import profiling
+    from ddpprof.reports import text
+
+    settings = profiling.Settings(**options)
+    if len(target) == 1:
+        outcome = profiling.profile_case(target[0], settings, say=progress.say, working=progress.working)
+    elif Path(target[0]).suffix or not target[0].isidentifier() or "torchrun" in target[0] or "python" in target[0]:
+        outcome = profiling.profile_job(target, settings, uses_range=uses_range, say=progress.say, working=progress.working)
+    else:
+        raise UsageError(
+            f"{' '.join(target[:2])}: one case at a time", "Your own job goes after --: ddpprof profile -- torchrun …"
+        )
+    if outcome.analysis is not None:
+        click.echo(text.render(outcome.analysis, records=outcome.records), nl=False)
+    failed = [result for result in outcome.results if result.verdict != "pass"]
+    ranks = {result.rank for result in outcome.results}
+    if outcome.analysis is None:
+        click.echo(f"expected failure seen on {len(ranks) - len(failed)} of {len(ranks)} ranks")
+    elif outcome.results and not failed:
+        names = ", ".join(dict.fromkeys(result.expectation for result in outcome.results))
+        click.echo(f"\nAs {outcome.analysis.case} must be, on {len(ranks)} of {len(ranks)} ranks: {names}")
+    for result in failed:
+        click.echo(f"{result.verdict.upper()}  {result.rank}: expected {result.expectation}, {result.seen}")
+    progress.say(f"run folder: {outcome.folder}")
+    if failed:
+        raise click.exceptions.Exit(CHECK_FAILED)

@@ -1,0 +1,195 @@
+"""What a rank writes: marks into the capture, rows into its records. Rows stay in memory until the loop is over.
+
+No ``from __future__ import annotations`` here: DDP compares the annotations of a comm hook with real types.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof import marks
+from ddpprof.model import BucketRecord, FailureRecord, IterationRecord, LayoutRecord, LoggerRecord, RunRecord
+from ddpprof.rundir import RunDir, record_line
+
+Capture = Literal["nsys", "torch", "none"]
+Reduced = torch.futures.Future[list[torch.Tensor]]
+Row = IterationRecord | BucketRecord | LoggerRecord | LayoutRecord | FailureRecord
+
+LOGGER_TEXTS = {
+    "backend_name",
+    "bucket_sizes",
+    "comm_hook",
+    "dtypes",
+    "module_name",
+    "prev_iteration_grad_ready_order_indices",
+    "rebuilt_bucket_sizes",
+    "rebuilt_per_bucket_param_indices",
+}
+"""Text fields of the DDP logger that are kept, beside all its numbers; others name hosts, ports and devices."""
+
+
+class Marker:
+    """Writes ranges into the timeline of a capture while ``is_on``; this one, for a run without capture, writes none."""
+
+    is_on = False
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """A context manager around which the range ``name`` lies."""
+        return self._range(name) if self.is_on else nullcontext()
+
+    def until_done(self, name: str, enqueue: Callable[[], Reduced]) -> Reduced:
+        """The Future of ``enqueue()``, under a range ``name`` that ends when the Future does, on whatever thread."""
+        return self._until_done(name, enqueue) if self.is_on else enqueue()
+
+    def _range(self, name: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _until_done(self, name: str, enqueue: Callable[[], Reduced]) -> Reduced:
+        return enqueue()
+
+
+class NvtxMarker(Marker):
+    """Marks for nsys. The calls are those that every nvtx since 0.2.8 has; its event attributes are cached by name."""
+
+    def __init__(self) -> None:
+        import nvtx
+
+        self._nvtx = nvtx
+
+    def _range(self, name: str) -> AbstractContextManager[Any]:
+        annotation: AbstractContextManager[Any] = self._nvtx.annotate(name, domain=marks.DOMAIN)
+        return annotation
+
+    def _until_done(self, name: str, enqueue: Callable[[], Reduced]) -> Reduced:
+        started = self._nvtx.start_range(name, domain=marks.DOMAIN)
+        future = enqueue()
+        future.add_done_callback(lambda _: self._nvtx.end_range(started))
+        return future
+
+
+class TorchMarker(Marker):
+    """The same names for torch.profiler."""
+
+    def _range(self, name: str) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function(name)
+
+    def _until_done(self, name: str, enqueue: Callable[[], Reduced]) -> Reduced:
+        span = torch.profiler.record_function(name)
+        span.__enter__()
+        return span._call_end_callbacks_on_future(enqueue())
+
+
+def marker_for(capture: Capture) -> Marker:
+    """The marker that writes where ``capture`` looks; the silent one when nvtx is not installed."""
+    if capture == "torch":
+        return TorchMarker()
+    if capture == "nsys":
+        try:
+            return NvtxMarker()
+        except ImportError:
+            return Marker()
+    return Marker()
+
+
+class Recorder:
+    """The rows of one rank, and the state of its comm hook: which step runs, since when, and whether to keep its buckets."""
+
+    def __init__(self, run: RunRecord, marker: Marker) -> None:
+        self.run = run
+        self.marker = marker
+        self.rows: list[Row] = []
+        self.step = 0
+        self.started_ns = 0
+        self.is_kept = False
+        self._index_of: dict[int, int] = {}
+
+    def watch(self, ddp: DistributedDataParallel) -> None:
+        """Registers the recording hook, and has the DDP logger measure every step."""
+        self._index_of = {id(parameter): index for index, parameter in enumerate(ddp.module.parameters())}
+        ddp.register_comm_hook(self, allreduce)
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+
+    def indices(self, bucket: GradBucket) -> list[int]:
+        """DDP indices of the parameters of ``bucket``, in its order."""
+        return [self._index_of[id(parameter)] for parameter in bucket.parameters()]
+
+    def layout(self, ddp: DistributedDataParallel, stage: Literal["initial", "rebuilt"]) -> None:
+        """Records the Reducer's buckets as they are now."""
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        row = LayoutRecord(
+            rank=self.run.rank,
+            stage=stage,
+            is_rebuilt=ddp._has_rebuilt_buckets,
+            size_bytes=[bucket.buffer().nbytes for bucket in buckets],
+            parameters=[self.indices(bucket) for bucket in buckets],
+        )
+        self.rows.append(row)
+
+    def logger(self, ddp: DistributedDataParallel) -> None:
+        """Records the DDP logger's fields after the current step."""
+        data = ddp._get_ddp_logging_data()
+        kept = {name: value for name, value in data.items() if name in LOGGER_TEXTS or not isinstance(value, str)}
+        self.rows.append(LoggerRecord(rank=self.run.rank, step=self.step, fields=kept))
+
+    def failure(self, error: BaseException, *, is_expected: bool) -> None:
+        """Records that the current step raised ``error``."""
+        kind, message = type(error).__name__, first_line(error)
+        row = FailureRecord(rank=self.run.rank, step=self.step, error=kind, message=message, is_expected=is_expected)
+        self.rows.append(row)
+
+    def write(self, folder: RunDir) -> None:
+        """Writes all rows as the records of this rank."""
+        folder.records(self.run.rank).write_text("".join(map(record_line, (self.run, *self.rows))), encoding="utf-8")
+
+
+def allreduce(state: Recorder, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The default reduction (divide, async all-reduce, its Future) with its marks and its row."""
+    ready_ns = time.perf_counter_ns()
+    index, gradients = bucket.index(), bucket.buffer()
+
+    def enqueue() -> Reduced:
+        work = dist.all_reduce(gradients, async_op=True)
+        assert work is not None
+        future: Reduced = work.get_future()
+        return future
+
+    gradients.div_(state.run.world_size)
+    with state.marker.range(marks.bucket(index, gradients.nbytes)):
+        if gradients.is_cuda:
+            reduced = enqueue()
+        else:
+            reduced = state.marker.until_done(marks.allreduce(index), enqueue)
+    launch_ns = time.perf_counter_ns()
+    if state.is_kept:
+        row = BucketRecord(
+            rank=state.run.rank,
+            step=state.step,
+            bucket=index,
+            size_bytes=gradients.nbytes,
+            is_last=bucket.is_last(),
+            parameters=state.indices(bucket),
+            ready_ns=ready_ns - state.started_ns,
+            launch_ns=launch_ns - state.started_ns,
+        )
+        state.rows.append(row)
+    return reduced.then(lambda future: future.value()[0])
+
+
+def replica_hash(parameters: Iterable[torch.Tensor]) -> str:
+    """Hash of the bytes of all parameters in order, on whatever device; costs a copy of them to the host."""
+    digest = hashlib.sha256()
+    for parameter in parameters:
+        digest.update(parameter.detach().cpu().numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def first_line(error: BaseException) -> str:
+    """First line of what ``error`` says, "" when it says nothing."""
+    return str(error).partition("\n")[0].strip()
