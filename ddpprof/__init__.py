@@ -17,7 +17,7 @@ if not (_HERE / "analysis").is_dir() and (_HERE.parent / "analysis" / "__init__.
     __path__.append(str(_HERE.parent))
 
 if TYPE_CHECKING:
-    from ddpprof.analysis import analyze as analyze
+    from ddpprof.inputs import analyze as analyze
 
 __all__ = ["analyze"]
 
@@ -25,7 +25,7 @@ __all__ = ["analyze"]
 def __getattr__(name: str) -> Any:
     """Late access to the one entry point of the library, so that ``import ddpprof`` stays cheap."""
     if name == "analyze":
-        from ddpprof.analysis import analyze
+        from ddpprof.inputs import analyze
 
         return analyze
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

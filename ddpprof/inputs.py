@@ -142,6 +142,7 @@ def _readable(path: Path, nsys: str | None, say: Say) -> tuple[Path, list[Warnin
     from ddpprof.analysis import load
 
     if path.suffix in load.REPORT_SUFFIXES:
+        tool.check_is_report(path)
         exported = path.with_suffix(".sqlite")
         if exported.exists() and not tool.is_stale(path, exported):
             return exported, []

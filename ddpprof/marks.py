@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 DOMAIN = "ddpprof"
 FORWARD = "forward"
@@ -62,15 +62,18 @@ def allreduce(index: int) -> str:
     return f"allreduce/{index}"
 
 
+RANK: Final = re.compile(r"\d{1,6}", re.ASCII)
+"""How a rank or a world size is spelled, in a mark and elsewhere: no job has a million ranks."""
+
 PATTERN = (
-    r"(?:(?P<window>rank)/(?P<rank>\d+)(?P<fields>(?:/[a-z_]+/\d+)*)"
-    r"|(?P<indexed>step|delay|compute|allreduce)/(?P<index>\d+)"
-    r"|(?P<bucket>bucket)/(?P<number>\d+)/(?P<bytes>\d+)"
+    r"(?:(?P<window>rank)/(?P<rank>\d{1,6})(?P<fields>(?:/[a-z_]+/\d{1,6})*)"
+    r"|(?P<indexed>step|delay|compute|allreduce)/(?P<index>\d{1,18})"
+    r"|(?P<bucket>bucket)/(?P<number>\d{1,18})/(?P<bytes>\d{1,18})"
     r"|(?P<plain>forward|backward|optimizer))"
 )
-"""Regular expression of every mark, anchored by the user of it (``fullmatch``)."""
+"""Regular expression of every mark, anchored by the user of it (``fullmatch``); every number in it fits an int64."""
 
-_MARK = re.compile(PATTERN)
+_MARK = re.compile(PATTERN, re.ASCII)
 
 
 def parse(text: str) -> Mark | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 from collections.abc import Callable, Sequence
@@ -130,8 +131,12 @@ def profile_job(
         _write_manifest(
             run, {"case": None, "nsys_version": tool.version, "device": "cuda" if has_cuda else "cpu", "warnings": []}
         )
-        found = inputs.read([work])
         from ddpprof.analysis.job import Options
+
+        try:
+            found = inputs.read([work])
+        except InputError as error:
+            raise ToolError(f"the job ran, but its capture shows nothing to measure: {_reason(error)}", error.hint) from None
 
         outcome = Outcome(folder=folder, analysis=found.analyze(Options()), records=Records(), results=())
         _write_reports(found, outcome, run)
@@ -181,7 +186,7 @@ def _choose_capture(case: Case, settings: Settings, say: Say) -> tuple[nsight.Ns
     try:
         nsys = nsight.find(settings.nsys, say=say)
     except ToolError as error:
-        if settings.capture == "nsys" or settings.nsys is not None:
+        if settings.capture == "nsys" or settings.nsys is not None or os.environ.get("DDPPROF_NSYS"):
             raise
         say(f"capturing with torch.profiler instead of nsys: {error.message}")
         return None, (
@@ -264,8 +269,9 @@ def _verify(analysis: Analysis, records: Records, plan: _Plan) -> None:
     missing = sorted(set(range(plan.job.ranks)) - marked)
     told = next((f' The profiler said: "{item.message}"' for item in analysis.warnings if item.code == "diagnostic"), "")
     if missing:
+        names = ", ".join(map(str, missing))
         raise ToolError(
-            f"the capture lacks rank {', '.join(map(str, missing))} of {plan.job.ranks}: stopped early or lost its marks.{told}",
+            f"the capture lacks rank {names} of {plan.job.ranks}: it stopped early or lost its marks.{told}",
             "Try --report-per-rank, which gives each rank a profiler of its own.",
         )
     captured = {item.rank: item.step for item in records.iterations if item.is_captured}
@@ -284,10 +290,15 @@ def _lost_marks(plan: _Plan, error: InputError) -> DdpprofError:
     if plan.nsys is not None:
         pair = f"nvtx {version('nvtx')} with nsys {plan.nsys.version}"
         return ToolError(
-            f"the capture holds no mark of any rank ({pair}): {error.message.rpartition(': ')[2]}",
+            f"the capture holds no mark of any rank ({pair}): {_reason(error)}",
             "See what is wrong with: ddpprof doctor",
         )
     return error
+
+
+def _reason(error: InputError) -> str:
+    """What an error says, less the path of a run folder that is not yet in its place."""
+    return error.message.partition(": ")[2] or error.message
 
 
 def _short(numbers: Sequence[int | None]) -> str:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +85,22 @@ def read_records(run: RunDir) -> Records:
 
     Raises InputError naming file and line when a line is not a record.
     """
+    import msgspec
+
     rows: dict[str, list[Any]] = {name: [] for name in RECORD_TABLES}
     for path in sorted(run.path.glob("records.rank*.jsonl")):
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    raw = json.loads(line)
-                    table = RECORD_TABLES.get(raw.pop("table"))
-                    if table is not None:
-                        known = {item.name for item in fields(table)}
-                        rows[_NAMES[table]].append(table(**{key: raw[key] for key in raw if key in known}))
-                except (ValueError, TypeError, KeyError, AttributeError):
-                    raise InputError(
-                        f"{path}:{number}: not a record line", "Run the case again to write fresh records."
-                    ) from None
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}", "Check its permissions.") from None
+        for number, line in enumerate(lines, 1):
+            try:
+                raw = json.loads(line)
+                name = raw.pop("table")
+                if name in RECORD_TABLES:
+                    rows[name].append(msgspec.convert(raw, RECORD_TABLES[name]))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, msgspec.ValidationError):
+                raise InputError(f"{path}:{number}: not a record line", "Run the case again to write fresh records.") from None
     return Records(
         runs=tuple(rows["run"]),
         iterations=tuple(rows["iteration"]),
@@ -120,18 +122,17 @@ def record_line(row: Any) -> str:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that becomes ``path`` when the block ends well, and vanishes when it does not."""
-    _writable_parent(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    partial = Path(name)
-    try:
-        yield partial
-        partial.chmod(0o666 & ~_umask())
-        partial.replace(path)
-    except OSError as error:
-        raise _disk_error(path, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with _disk_errors(path):
+        _make_parent(path)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        partial = Path(name)
+        try:
+            yield partial
+            partial.chmod(0o666 & ~_umask())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -140,44 +141,49 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     Only a run folder or an empty one is ever replaced: anything else there is somebody's work, and DdpprofError.
     """
-    if path.exists() and not (path.is_dir() and (RunDir(path).is_run() or not any(path.iterdir()))):
-        raise DdpprofError(f"{path}: exists and is not a run folder", "Choose another place with -o; nothing was changed.")
-    _writable_parent(path)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    with _disk_errors(path):
+        if path.exists() and not (path.is_dir() and (RunDir(path).is_run() or not any(path.iterdir()))):
+            raise DdpprofError(f"{path}: exists and is not a run folder", "Choose another place with -o; nothing was changed.")
+        _make_parent(path)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            yield partial
+            partial.chmod(0o777 & ~_umask())
+            _take_place(partial, path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _take_place(partial: Path, path: Path) -> None:
+    """Moves ``partial`` to ``path``; what was there is gone afterwards, or back where it was when that fails."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+    old = aside / path.name
     try:
-        yield partial
-        partial.chmod(0o777 & ~_umask())
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            path.rename(old / path.name)
-            try:
-                partial.rename(path)
-            except OSError:
-                (old / path.name).rename(path)
-                raise
-            finally:
-                shutil.rmtree(old, ignore_errors=True)
-        else:
-            partial.rename(path)
-    except OSError as error:
-        raise _disk_error(path, error) from error
+            path.rename(old)
+        partial.rename(path)
+    except BaseException:
+        if old.exists():
+            old.rename(path)
+        raise
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
-def _writable_parent(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _disk_error(path, error) from error
+def _make_parent(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise DdpprofError(f"{path.parent}: no permission to write there", "Choose another place with -o.")
 
 
-def _disk_error(path: Path, error: OSError) -> DdpprofError:
-    return DdpprofError(
-        f"{path}: cannot be written: {error.strerror or error}", "Free some space or choose another place with -o."
-    )
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DdpprofError(
+            f"{path}: cannot be written: {error.strerror or error}", "Free some space or choose another place with -o."
+        ) from error
 
 
 def _umask() -> int:

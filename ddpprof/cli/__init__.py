@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "assert overlap per rank: for CI",
     "cases": "the workload cases",
     "export": "an nsys report to SQLite",
+    "redact": "a copy of a report that is fit to share",
     "doctor": "what this machine can do, and what to fix",
 }
 """Command name to its line in ``--help``; the command is ``ddpprof.cli.NAME:NAME``."""
@@ -129,13 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point: runs the command line and exits with its status (0, 1, 2, 3 or 130)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     wants_traceback = "-v" in arguments[:2] or "--verbose" in arguments[:2]
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a job has a session of its own, where the terminal's end is not felt
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
-        cli.main(arguments, prog_name="ddpprof", standalone_mode=False)
+        result = cli.main(arguments, prog_name="ddpprof", standalone_mode=False)
         sys.stdout.flush()
-        status = 0
-    except click.exceptions.Exit as done:
-        status = done.exit_code
+        status = result if isinstance(result, int) else 0  # the code of an Exit that a command raised
     except click.ClickException as error:
         error.show()
         status = error.exit_code

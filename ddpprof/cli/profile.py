@@ -11,12 +11,22 @@ from ddpprof.cli import CHECK_FAILED, Progress
 from ddpprof.errors import UsageError
 
 
+class CaseOrCommand(click.Command):
+    """A command whose own words end at ``--``; what follows is somebody's program, kept in ``ctx.meta["program"]``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta["program"] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+
 @click.command(
-    context_settings={"ignore_unknown_options": False},
+    cls=CaseOrCommand,
     epilog="Examples:  ddpprof profile delay_cap4    ddpprof profile delay_cap64 --ranks 2 --share-gpu"
     "    ddpprof profile -- torchrun --nproc-per-node 4 train.py",
 )
-@click.argument("target", nargs=-1, required=True, metavar="CASE | -- COMMAND...")
+@click.argument("case", required=False, metavar="CASE | -- COMMAND...")
 @click.option("--ranks", default=4, show_default=True, help="Processes of the job.")
 @click.option(
     "--device",
@@ -40,8 +50,8 @@ from ddpprof.errors import UsageError
 @click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
 @click.option("--range", "uses_range", is_flag=True, help="Your own job: record only between its cudaProfilerStart and Stop.")
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), help="The run folder [runs/CASE].")
-@click.pass_obj
-def profile(progress: Progress, target: tuple[str, ...], uses_range: bool, **options: Any) -> None:
+@click.pass_context
+def profile(ctx: click.Context, case: str | None, uses_range: bool, **options: Any) -> None:
     """Run a case (see `ddpprof cases`), or your own job after --, under capture; report per rank what overlapped.
 
     The run folder holds the report, its SQLite export, the ranks' records, a summary, one report for each rank and a
@@ -50,15 +60,15 @@ def profile(progress: Progress, target: tuple[str, ...], uses_range: bool, **opt
     from ddpprof import profiling
     from ddpprof.reports import text
 
+    progress: Progress = ctx.obj
+    program = ctx.meta.get("program")
+    if (case is None) == (not program):
+        raise UsageError("name one case, or your own job after --", "See the cases with: ddpprof cases")
     settings = profiling.Settings(**options)
-    if len(target) == 1:
-        outcome = profiling.profile_case(target[0], settings, say=progress.say, working=progress.working)
-    elif Path(target[0]).suffix or not target[0].isidentifier() or "torchrun" in target[0] or "python" in target[0]:
-        outcome = profiling.profile_job(target, settings, uses_range=uses_range, say=progress.say, working=progress.working)
+    if case is not None:
+        outcome = profiling.profile_case(case, settings, say=progress.say, working=progress.working)
     else:
-        raise UsageError(
-            f"{' '.join(target[:2])}: one case at a time", "Your own job goes after --: ddpprof profile -- torchrun …"
-        )
+        outcome = profiling.profile_job(program, settings, uses_range=uses_range, say=progress.say, working=progress.working)
     if outcome.analysis is not None:
         click.echo(text.render(outcome.analysis, records=outcome.records), nl=False)
     failed = [result for result in outcome.results if result.verdict != "pass"]
