@@ -53,6 +53,7 @@ class Arguments(msgspec.Struct, gc=False):
     correlation: Any = None
     external: Any = msgspec.field(default=None, name="External id")
     external_before_2022: Any = msgspec.field(default=None, name="external id")
+    labels: Any = None
 
 
 class Document(msgspec.Struct):
@@ -73,23 +74,24 @@ class BrokenOff(Exception):
     """Raised behind the last part of a file that is cut off or damaged: every event before that was handed out."""
 
 
-def _decimal(text: str) -> Decimal | None:
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        return None
-
-
-_documents: Final = msgspec.json.Decoder(Document, float_hook=_decimal)
+_HEAD: Final = tuple(name for name in Document.__struct_fields__ if name not in ("traceEvents", "nodes"))
+_documents: Final = msgspec.json.Decoder(Document, float_hook=Decimal)
 _arguments: Final = msgspec.json.Decoder(Arguments)
+_UNREADABLE: Final = (msgspec.DecodeError, InvalidOperation)
 
 
 def arguments(event: Event) -> Arguments:
     """The event's ``args``, all None where it has none."""
     try:
         return _arguments.decode(event.args)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return Arguments()
+
+
+def head(part: Document) -> dict[str, Any]:
+    """The keys of a document that say something about the whole trace, by name, where this part holds them."""
+    values = {name: getattr(part, name) for name in _HEAD}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def parts(path: Path) -> Iterator[Document]:
@@ -97,23 +99,28 @@ def parts(path: Path) -> Iterator[Document]:
 
     Raises InputError for what is no trace, and BrokenOff at the end of one that is not whole.
     """
-    buffer, enough, is_trace = b"", 1, False
+    pending: list[bytes] = []
+    size, enough, is_trace = 0, 1, False
     for block in _blocks(path):
-        buffer += block
-        if not is_trace and buffer and not buffer.lstrip().startswith(b"{"):
+        pending.append(block)
+        size += len(block)
+        if len(block) < PART_BYTES or size < enough:
+            continue
+        buffer = b"".join(pending)
+        if not is_trace and not buffer.lstrip().startswith(b"{"):
             raise _not_a_trace(path, buffer)
-        if len(block) < PART_BYTES or len(buffer) < enough:
-            continue
         found = _split(buffer) or _split(buffer := _mended(buffer))
-        if found is None:
+        if found:
+            part, cut = found
+            buffer, enough, is_trace = _OPEN + buffer[cut:].lstrip(_SEPARATORS), 1, True
+            yield part
+        else:
             enough = 2 * len(buffer)
-            continue
-        part, cut = found
-        buffer, enough, is_trace = _OPEN + buffer[cut:].lstrip(_SEPARATORS), 1, True
-        yield part
+        pending, size = [buffer], len(buffer)
+    buffer = b"".join(pending)
     try:
         last = _decode(buffer)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         last = None
     if last is not None and last.traceEvents is not None:
         yield last
@@ -151,7 +158,7 @@ def _split(buffer: bytes) -> tuple[Document, int] | None:
     for cut in islice(_ends_of_objects(buffer), _CUTS_TRIED):
         try:
             part = _documents.decode(buffer[:cut] + _CLOSE)
-        except msgspec.DecodeError:
+        except _UNREADABLE:
             continue
         events = part.traceEvents
         if events and events[-1] is not None and events[-1].ph == "end of part":
@@ -161,10 +168,10 @@ def _split(buffer: bytes) -> tuple[Document, int] | None:
 
 
 def _ends_of_objects(buffer: bytes) -> Iterator[int]:
-    """Places behind a ``}`` that a comma follows, last first."""
+    """Places behind a ``}`` that ends an element of a list or a value before another, last first."""
     end = len(buffer)
     while (end := buffer.rfind(b"}", 0, end)) >= 0:
-        if buffer[end + 1 : end + 80].lstrip().startswith(b","):
+        if buffer[end + 1 : end + 80].lstrip().startswith((b",", b"]")):
             yield end + 1
 
 
@@ -185,14 +192,18 @@ def _whole_events(buffer: bytes) -> Iterator[Document]:
 def _decode(text: bytes) -> Document:
     try:
         return _documents.decode(text)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return _documents.decode(_mended(text))
 
 
 def _mended(text: bytes) -> bytes:
-    """``text`` with null for bare nan and inf, spaces for control characters, U+FFFD for bytes that are not UTF-8."""
-    clean = text.decode("utf-8", "replace").translate(_CONTROLS)
-    return _BARE.sub(lambda match: match[0] if match[0].startswith('"') else "null", clean).encode()
+    """``text`` with null for bare nan and inf, spaces for control characters, U+FFFD for bytes that are not UTF-8.
+
+    What stands behind the last ``}`` may be half a word, and is left alone.
+    """
+    end = text.rfind(b"}") + 1
+    clean = text[:end].decode("utf-8", "replace").translate(_CONTROLS)
+    return _BARE.sub(lambda match: match[0] if match[0].startswith('"') else "null", clean).encode() + text[end:]
 
 
 def _not_a_trace(path: Path, text: bytes, document: Document | None = None) -> InputError:

@@ -60,6 +60,10 @@ class Outcome:
     results: tuple[Result, ...]
 
 
+class CaptureLost(ToolError):
+    """A capture that was taken and lacks what the ranks did: worth taking again."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What was decided before anything ran."""
@@ -93,12 +97,18 @@ def profile_case(
             if case.failure is not None:
                 outcome = _expected_failure(case, settings, plan, run, records)
                 break
-            found, outcome = _analyse(case, settings, plan, run, records, attempt)
-            missed = [result for result in outcome.results if result.verdict != "pass"]
-            if not missed or attempt == ATTEMPTS:
-                _write_reports(found, outcome, run)
-                break
-            say(f"{missed[0].rank}: {missed[0].expectation} not seen ({missed[0].seen})")
+            try:
+                found, outcome = _analyse(case, settings, plan, run, records, attempt)
+            except CaptureLost as error:
+                if attempt == ATTEMPTS:
+                    raise
+                say(error.message)
+            else:
+                missed = [result for result in outcome.results if result.verdict != "pass"]
+                if not missed or attempt == ATTEMPTS:
+                    _write_reports(found, outcome, run)
+                    break
+                say(f"{missed[0].rank}: {missed[0].expectation} not seen ({missed[0].seen})")
             say(f"capturing again, attempt {attempt + 1} of {ATTEMPTS}")
             _clear(work)
         _remove_logs(run)
@@ -270,7 +280,7 @@ def _verify(analysis: Analysis, records: Records, plan: _Plan) -> None:
     told = next((f' The profiler said: "{item.message}"' for item in analysis.warnings if item.code == "diagnostic"), "")
     if missing:
         names = ", ".join(map(str, missing))
-        raise ToolError(
+        raise CaptureLost(
             f"the capture lacks rank {names} of {plan.job.ranks}: it stopped early or lost its marks.{told}",
             "Try --report-per-rank, which gives each rank a profiler of its own.",
         )
@@ -279,7 +289,7 @@ def _verify(analysis: Analysis, records: Records, plan: _Plan) -> None:
         launched = [item.bucket for item in records.buckets if item.rank == rank and item.step == captured.get(rank)]
         seen = [row.bucket for row in analysis.buckets if row.rank == rank and row.bucket is not None]
         if launched != seen:
-            raise ToolError(
+            raise CaptureLost(
                 f"rank {rank} launched buckets {_short(launched)} but the capture shows {_short(seen)}.{told}",
                 "The capture was cut or lost events: capture again, or try --report-per-rank.",
             )
@@ -289,7 +299,7 @@ def _lost_marks(plan: _Plan, error: InputError) -> DdpprofError:
     """What a report with nothing in it means, given what made it."""
     if plan.nsys is not None:
         pair = f"nvtx {version('nvtx')} with nsys {plan.nsys.version}"
-        return ToolError(
+        return CaptureLost(
             f"the capture holds no mark of any rank ({pair}): {_reason(error)}",
             "See what is wrong with: ddpprof doctor",
         )

@@ -1,0 +1,61 @@
+"""The parts of docs/ that are ddpprof/model.py in other words; ``python tests/generate_docs.py`` writes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ddpprof import model
+from ddpprof.model import columns
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFINITIONS = ROOT / "docs" / "definitions.md"
+SCHEMA = ROOT / "docs" / "schema.md"
+_SPAN = re.compile(r"(<!-- metrics: .*? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+TABLES = {
+    "reports": (model.ReportInfo, "where the numbers come from"),
+    "ranks": (model.RankRow, "a row a (report, process, device): medians over its complete steps"),
+    "breakdown": (model.StepRow, "a row a step of each of them"),
+    "buckets": (model.BucketRow, "a row a communication interval"),
+    "focus.ranks": (model.FocusRow, "the same question for the compute that `--compute` names"),
+    "kinds": (model.KindRow, "`--show-kinds`: what each name was taken for"),
+}
+RECORDS = dict(model.RECORD_TABLES)
+
+
+def definitions() -> str:
+    """docs/definitions.md with its table of metrics as declared."""
+    rows = [f"| `{c.name}` | {_cell(c.text)} | {c.unit} | {c.better or ''} |" for c in columns(model.Metrics)]
+    table = "\n".join(["| metric | definition | unit | better |", "|---|---|---|---|", *rows])
+    return _SPAN.sub(lambda match: f"{match[1]}{table}\n{match[2]}", DEFINITIONS.read_text(encoding="utf-8"))
+
+
+def schema() -> str:
+    """docs/schema.md: every table of the JSON document, the warning codes, the record lines."""
+    parts = [
+        "# Schema\n\nGenerated from `ddpprof/model.py` by `python tests/generate_docs.py`.\n\n"
+        f"`ddpprof analyze --format json` writes `format_version` {model.FORMAT_VERSION}: keys are only added within a "
+        "version. Times are whole nanoseconds; what is undefined is `null`. `--format csv` writes one table with the same columns."
+    ]
+    for name, (table, text) in TABLES.items():
+        parts.append(f"## `{name}`\n\n{text[0].upper()}{text[1:]}.\n\n{_table(table)}")
+    codes = [f"| `{code}` | {text} |" for code, text in model.WARNING_CODES.items()]
+    parts.append("## `warnings`\n\n" + "\n".join(["| code | meaning |", "|---|---|", *codes]))
+    parts.append("## Record lines\n\n`records.rankN.jsonl` of a run folder: one JSON object a line, `table` names its kind.")
+    parts += [f"### `{name}`\n\n{_table(table)}" for name, table in RECORDS.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(table: type) -> str:
+    rows = [f"| `{c.name}` | {c.unit} | {_cell(c.text)} |" for c in columns(table)]
+    return "\n".join(["| column | unit | meaning |", "|---|---|---|", *rows])
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    DEFINITIONS.write_text(definitions(), encoding="utf-8")
+    SCHEMA.write_text(schema(), encoding="utf-8")

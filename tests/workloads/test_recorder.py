@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ddpprof.rundir import RunDir, read_records
+from ddpprof.workloads.cases import CASES
+from ddpprof.workloads.recorder import Marker, NvtxMarker, TorchMarker, marker_for, replica_hash
+
+
+def test_nvtx_ranges_go_to_our_domain_and_end_with_the_future(monkeypatch):
+    calls = []
+    fake = SimpleNamespace(
+        annotate=lambda name, domain: calls.append(("annotate", name, domain)),
+        start_range=lambda name, domain: calls.append(("start", name, domain)) or 17,
+        end_range=lambda token: calls.append(("end", token)),
+    )
+    monkeypatch.setitem(sys.modules, "nvtx", fake)
+    marker = NvtxMarker()
+    future = torch.futures.Future()
+    marker.is_on = True
+    marker.range("forward")
+    assert marker.until_done("allreduce/0", lambda: calls.append("enqueue") or future) is future
+    assert calls == [("annotate", "forward", "ddpprof"), ("start", "allreduce/0", "ddpprof"), "enqueue"]
+    future.set_result([])
+    assert calls[-1] == ("end", 17)
+
+
+@pytest.mark.parametrize("marker", [NvtxMarker, TorchMarker])
+def test_a_marker_that_is_off_writes_nothing(marker, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace())
+    monkeypatch.setattr(torch.profiler, "record_function", lambda name: pytest.fail(name))
+    with marker().range("forward"):
+        assert marker().until_done("allreduce/0", lambda: "future") == "future"
+
+
+def test_without_nvtx_there_are_no_marks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    assert type(marker_for("nsys")) is Marker
+    assert type(marker_for("none")) is Marker
+    assert type(marker_for("torch")) is TorchMarker
+
+
+def test_replica_hash_sees_the_last_bit_of_any_parameter():
+    zeros = [torch.zeros(3), torch.zeros(2)]
+    nearly = [torch.zeros(3), torch.tensor([0.0, 1e-45])]
+    assert replica_hash(zeros) == replica_hash([torch.zeros(3), torch.zeros(2)])
+    assert replica_hash(zeros) != replica_hash(nearly)
+
+
+def test_rows_come_back_as_they_were_written(recorder_of, tmp_path):
+    recorder = recorder_of(CASES["coarse4_cap4"])
+    recorder.step = 1
+    recorder.failure(ValueError("first\nsecond"), is_expected=False)
+    recorder.write(RunDir(tmp_path))
+    records = read_records(RunDir(tmp_path))
+    assert (records.runs, records.failures) == ((recorder.run,), tuple(recorder.rows))
+    assert (records.failures[0].error, records.failures[0].message) == ("ValueError", "first")
+
+
+HOOK = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+from dataclasses import replace
+from ddpprof.workloads.cases import CASES
+from ddpprof.workloads.models import Branches
+from ddpprof.workloads.training import distribute
+
+case = replace(CASES["coarse4_cap4"], parameter_mb=1 / 64, bucket_cap_mb=1 / 32)
+with_hook, without = (distribute(Branches(case, 0, Marker()), case, torch.device("cpu")) for _ in range(2))
+recorder.watch(with_hook)
+recorder.is_kept = True
+for step in range(3):
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(10 * step + rank))
+    for ddp in (with_hook, without):
+        ddp.zero_grad()
+        ddp(x).backward()
+    for ours, theirs in zip(with_hook.parameters(), without.parameters(), strict=True):
+        assert torch.equal(ours.grad.view(torch.int32), theirs.grad.view(torch.int32))
+print([row.parameters for row in recorder.rows][-6:])
+print(recorder.rows[-1].is_last, recorder.rows[-1].size_bytes, recorder.rows[-1].launch_ns >= recorder.rows[-1].ready_ns)
+"""
+
+
+def test_gradients_with_the_hook_are_bitwise_those_without(world):
+    buckets = "[[11, 10], [9, 8], [7, 6], [5, 4], [3, 2], [1, 0]]"
+    assert world(HOOK, 2) == [f"{buckets}\nTrue 32768 True\n"] * 2
