@@ -56,6 +56,7 @@ def test_the_case_that_must_fail_does_so_on_every_rank(torchrun, tmp_path):
         (1, 1, "RuntimeError", True),
     ]
     assert all(row.message.startswith("Expected to have finished reduction in the prior iteration") for row in failures)
+    assert all(row.message.endswith("; without a gradient: unused.0") for row in failures)
 
 
 def test_a_dying_rank_ends_the_job_and_leaves_what_it_had(torchrun, tmp_path):
