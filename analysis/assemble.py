@@ -17,8 +17,11 @@ Int64 = NDArray[np.int64]
 LONGEST_NS: Final = 2**50
 """Thirteen days: an operation longer than this, or further from the others, cannot be true."""
 
+LATEST_NS: Final = 2**61
+"""73 years: no clock shows more, UTC since 1970 included, and sums and differences of less stay far from the int64 limit."""
+
 _OPERATION_TYPES: Final = {
-    "process": np.int16,
+    "process": np.int32,
     "device": np.int16,
     "stream": np.int64,
     "start_ns": np.int64,
@@ -29,7 +32,7 @@ _OPERATION_TYPES: Final = {
     "source": np.int8,
 }
 _RANGE_TYPES: Final = {
-    "process": np.int16,
+    "process": np.int32,
     "thread": np.int64,
     "start_ns": np.int64,
     "end_ns": np.int64,
@@ -42,7 +45,7 @@ _RANGE_TYPES: Final = {
 def operations(parts: Sequence[Mapping[str, NDArray[np.generic]]]) -> Operations:
     """The Operations of all parts (each a column for every field), ordered by process, device, start."""
     joined = {name: _join(parts, name, kind) for name, kind in _OPERATION_TYPES.items()}
-    lane = joined["process"].astype(np.int32) * 8192 + joined["device"]
+    lane = joined["process"].astype(np.int64) * 8192 + joined["device"]
     order = np.argsort(lane, kind="stable") if (lane[1:] < lane[:-1]).any() else None
     if order is not None:
         joined = {name: column[order] for name, column in joined.items()}
@@ -98,9 +101,15 @@ def no_ranges() -> Ranges:
     return Ranges(**{name: np.empty(0, kind) for name, kind in _RANGE_TYPES.items()})
 
 
+def times(raw: Int64, shift_ns: int) -> Int64:
+    """``raw`` less ``shift_ns``; MISSING where it is missing, or more than a clock can show."""
+    is_time = (raw > -LATEST_NS) & (raw < LATEST_NS)
+    return raw - shift_ns if is_time.all() else np.where(is_time, raw - shift_ns, MISSING)
+
+
 def possible(start: Int64, end: Int64) -> NDArray[np.bool_]:
     """Which intervals can be true: they end after they start, and lie within thirteen days of the others."""
-    known = (start != MISSING) & (end != MISSING) & (np.abs(start) < 2**62) & (np.abs(end) < 2**62) & (end > start)
+    known = (start != MISSING) & (end != MISSING) & (end > start)
     if not known.any():
         return known
     middle = int(np.partition(start[known], known.sum() // 2)[known.sum() // 2])

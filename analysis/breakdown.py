@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from ddpprof import marks
 from ddpprof.analysis import intervals, steps
 from ddpprof.analysis.intervals import Intervals
+from ddpprof.errors import InputError
 from ddpprof.model import MISSING, Kind, Metrics, Trace
 
 Int64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+LONGEST_SUM_NS = 2**62
+"""146 years: the windows of a trace together, and its operations together, take less, so that their sums fit an int64."""
 
 METRICS: tuple[str, ...] = tuple(item.name for item in fields(Metrics))
 
@@ -122,6 +126,8 @@ def measure(trace: Trace, kinds: NDArray[np.int8], windows: Windows, focus: Bool
     group, kind = windows.of_operation[used], kinds[used]
     start, end = operations.start_ns[used], operations.end_ns[used]
     base, last = _extent(group, start, end, n)
+    if max((last - base).sum(dtype=float), (operations.end_ns - operations.start_ns).sum(dtype=float)) > LONGEST_SUM_NS:
+        raise InputError(f"{trace.report.path}: its times add up to more than a century: they cannot be true")
     offset = np.concatenate([np.zeros(1, np.int64), np.cumsum(last - base + 1)])
     shift = (offset[:-1] - base)[group]
     start, end = start + shift, end + shift

@@ -83,7 +83,7 @@ def attribute(
 def ranges_around(trace: Trace, used: Int64, is_wanted: NDArray[np.bool_]) -> Int64:
     """For each operation the row of the innermost wanted range, on its launching thread, that holds its launch; else -1.
 
-    ``is_wanted`` is by text. Ranges on one thread nest; up to eight levels are looked through.
+    ``is_wanted`` is by text. Innermost is the one that started last.
     """
     found = np.full(len(used), -1, np.int64)
     rows = np.flatnonzero(is_wanted[trace.ranges.text]) if len(trace.ranges) else np.empty(0, np.int64)
@@ -94,11 +94,29 @@ def ranges_around(trace: Trace, used: Int64, is_wanted: NDArray[np.bool_]) -> In
         mine = np.flatnonzero((thread == owner) & (launch != MISSING))
         here = rows[trace.ranges.thread[rows] == owner]
         start, end = trace.ranges.start_ns[here].astype(np.int64), trace.ranges.end_ns[here].astype(np.int64)
-        last = np.searchsorted(start, launch[mine], side="right") - 1
-        for depth in range(8):
-            at = np.maximum(last - depth, 0)
-            holds = (last - depth >= 0) & (found[mine] < 0) & ((launch[mine] < end[at]) | (end[at] == MISSING))
-            found[mine[holds]] = here[at[holds]]
+        end[end == MISSING] = np.iinfo(np.int64).max
+        outer = _outlasting(end)
+        time = launch[mine]
+        at = np.searchsorted(start, time, side="right") - 1
+        while (over := (at >= 0) & (time >= end[at])).any():
+            at[over] = outer[at[over]]
+        found[mine[at >= 0]] = here[at[at >= 0]]
+    return found
+
+
+def _outlasting(end: Int64) -> Int64:
+    """For each range (in order of start) the nearest earlier one that ends after it, -1 for none.
+
+    All ranges between the two end no later: what outlives one of them must be looked for there.
+    """
+    found = np.full(len(end), -1, np.int64)
+    lasting: list[tuple[int, int]] = []
+    for at, time in enumerate(end.tolist()):
+        while lasting and lasting[-1][0] <= time:
+            lasting.pop()
+        if lasting:
+            found[at] = lasting[-1][1]
+        lasting.append((time, at))
     return found
 
 

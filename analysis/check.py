@@ -79,7 +79,10 @@ def parse(text: str) -> Expectation:
 
 
 def check(analysis: Analysis, expectations: Sequence[Expectation]) -> list[Result]:
-    """Every expectation on every rank, by rank then expectation; ranks of the job that are not in the input are unknown."""
+    """Every expectation on every rank, by rank then expectation; ranks of the job that are not in the input are unknown.
+
+    Without any rank there is nothing that could hold: one unknown result for each expectation.
+    """
     results = []
     focus = {(row.report, row.pid, row.device_id): row for row in (analysis.focus.ranks if analysis.focus else ())}
     n_buckets = Counter((row.report, row.pid, row.device_id, row.step) for row in analysis.buckets if row.bucket is not None)
@@ -93,8 +96,12 @@ def check(analysis: Analysis, expectations: Sequence[Expectation]) -> list[Resul
         values = _values(row, focus.get((row.report, row.pid, row.device_id)), here)
         results += [_judge(expectation, who, row, values) for expectation in expectations]
     seen = {row.rank for row in analysis.ranks}
-    for missing in sorted(set(range(analysis.world_size or 0)) - seen) if None not in seen else ():
-        results += [Result(expectation.text, f"rank {missing}", "unknown", "not in the input") for expectation in expectations]
+    absent = [f"rank {rank}" for rank in sorted(set(range(analysis.world_size or 0)) - seen)]
+    if None in seen:
+        n_absent = (analysis.world_size or 0) - len({(row.report, row.pid) for row in analysis.ranks})
+        absent = [f"{n_absent} further ranks"] * (n_absent > 0)
+    for who in absent or ["no rank"] * (not results):
+        results += [Result(expectation.text, who, "unknown", "not in the input") for expectation in expectations]
     return results
 
 
@@ -129,6 +136,6 @@ def _judge(expectation: Expectation, who: str, row: RankRow, values: Mapping[str
         return Result(expectation.text, who, "unknown", "no communication in the window")
     if value is None:
         return Result(expectation.text, who, "unknown", f"{expectation.name} is not defined here")
-    held = _OPERATORS[expectation.operator](Decimal(value), expectation.value)
+    held = _OPERATORS[expectation.operator](Decimal(str(value)), expectation.value)
     seen = f"{expectation.name} = {value:,}" if isinstance(value, int) else f"{expectation.name} = {value:.4f}"
     return Result(expectation.text, who, "pass" if held else "fail", seen)

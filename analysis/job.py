@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof import __version__
-from ddpprof.analysis import breakdown, buckets, kernels
+from ddpprof.analysis import breakdown, buckets, kernels, steps
 from ddpprof.analysis.breakdown import METRICS, Measured, Windows
 from ddpprof.errors import InputError, UsageError
 from ddpprof.model import (
@@ -87,8 +87,11 @@ def analyze(
     if not traces:
         raise UsageError("nothing to analyze", "Give at least one report.")
     _same_evidence(traces)
+    _different_captures(traces)
     traces, told = _identify(traces, ranks or {})
     parts = [measure(trace, options) for trace in traces]
+    if options.streams is not None and not any(len(part.trace.operations) for part in parts):
+        raise UsageError(f"no stream {', '.join(map(str, sorted(options.streams)))} in the input", "See the streams with nsys.")
     if options.steps is not None and not any(len(part.windows) for part in parts):
         raise UsageError(f"no step {options.steps[0]}:{options.steps[1]} in the input", "See the steps with --per-step.")
     warnings = [*told, *_trace_warnings(parts)]
@@ -99,7 +102,7 @@ def analyze(
     n_comm = sum(int((part.kinds == int(Kind.COMM)).sum()) for part in parts)
     wants_buckets = options.buckets if options.buckets is not None else n_comm <= BUCKET_LIMIT
     found = [row for at, part in enumerate(parts) for row in _bucket_rows(part, at, records)] if wants_buckets else []
-    warnings += _job_warnings(parts, rank_rows, step_rows, records, found if wants_buckets else None)
+    warnings += _job_warnings(parts, options, rank_rows, step_rows, records, found if wants_buckets else None)
     return Analysis(
         ddpprof_version=__version__,
         case=case,
@@ -129,6 +132,20 @@ def _same_evidence(traces: Sequence[Trace]) -> None:
         )
 
 
+def _different_captures(traces: Sequence[Trace]) -> None:
+    """Refuses what one process did twice: the same capture under two names or in two formats."""
+    seen: dict[tuple[Any, ...], int] = {}
+    for at, trace in enumerate(traces):
+        operations = trace.operations
+        for place in np.unique(operations.process).tolist():
+            mine = np.flatnonzero(operations.process == place)
+            work = (len(mine), int(operations.start_ns[mine].min()), int(operations.end_ns[mine].max()))
+            other = seen.setdefault((trace.report.session_start_utc_ns, trace.processes[place].key, *work), at)
+            if other != at:
+                names = f"{traces[other].report.path} and {trace.report.path}"
+                raise InputError(f"{names} are the same capture", "Give each capture once.")
+
+
 def _identify(traces: Sequence[Trace], given: Mapping[int, int]) -> tuple[list[Trace], list[Warning]]:
     """The traces with given ranks put in and contradictions settled: a rank twice is refused, or unknown with a warning."""
     out = []
@@ -156,9 +173,9 @@ def _identify(traces: Sequence[Trace], given: Mapping[int, int]) -> tuple[list[T
         sources = {out[at].processes[place].rank_source for at, place in places}
         names = [out[at].report.path for at, _ in places]
         if len({at for at, _ in places}) > 1 and sources != {"environment"}:
-            same = len({(out[at].report.session_start_utc_ns, out[at].processes[place].key) for at, place in places}) == 1
-            what = "are the same capture" if same else f"are both rank {rank}"
-            raise InputError(f"{names[0]} and {names[1]} {what}", "Give each rank once, or say who is who with --rank FILE=N.")
+            raise InputError(
+                f"{names[0]} and {names[1]} are both rank {rank}", "Give each rank once, or say who is who with --rank FILE=N."
+            )
         told.append(
             Warning(code="duplicate-rank", message=f"rank {rank} is claimed by {len(places)} processes: their rank is unknown")
         )
@@ -205,19 +222,21 @@ def measure(trace: Trace, options: Options) -> Part:
         (pattern,) = kernels.patterns([options.compute], "--compute")
         is_focus = np.array([pattern.search(name) is not None for name in trace.names], bool)
         focused = breakdown.measure(trace, kinds, windows, is_focus[trace.operations.name])
-    return Part(trace=trace, kinds=kinds, windows=windows, measured=measured, focused=focused, reasons=_reasons(trace, windows))
+    reasons = _reasons(trace, windows, options.step_pattern)
+    return Part(trace=trace, kinds=kinds, windows=windows, measured=measured, focused=focused, reasons=reasons)
 
 
 def classify(trace: Trace, comm: Sequence[Any] = (), not_comm: Sequence[Any] = ()) -> NDArray[np.int8]:
-    """The Kind of each operation: by name and source, and copies launched inside a collective call as communication."""
+    """The Kind of each operation: by name and source, and device copies launched inside a call of NCCL as communication."""
     operations = trace.operations
     table = np.array(
         [[int(kernels.kind_of(name, source, comm, not_comm)) for source in Source] for name in trace.names], np.int8
     ).reshape(len(trace.names), len(Source))
     kinds = table[operations.name, operations.source] if len(operations) else np.empty(0, np.int8)
-    copies = np.flatnonzero(operations.source == int(Source.MEMCPY))
+    moves = [at for at, name in enumerate(trace.names) if name in ("memcpy DtoD", "memcpy PtoP")]
+    copies = np.flatnonzero((operations.source == int(Source.MEMCPY)) & np.isin(operations.name, moves))
     if len(copies) and len(trace.ranges):
-        is_call = np.array([text.startswith("nccl") and "Comm" not in text for text in trace.texts], bool)
+        is_call = np.array([kernels.API_CALL.fullmatch(text) is not None for text in trace.texts], bool)
         inside = buckets.ranges_around(trace, copies, is_call) >= 0
         kinds[copies[inside]] = int(Kind.COMM)
     return kinds
@@ -228,16 +247,14 @@ def _only_steps(windows: Windows, wanted: tuple[int, int]) -> Windows:
     place = np.full(len(windows) + 1, -1, np.int64)
     place[keep] = np.arange(len(keep))
     columns = {name: getattr(windows, name)[keep] for name in ("process", "device", "step", "position", "is_whole", "is_step")}
-    return replace(windows, of_operation=place[windows.of_operation], **columns)
+    return replace(windows, of_operation=place[windows.of_operation], empty_steps=(), **columns)
 
 
-def _reasons(trace: Trace, windows: Windows) -> tuple[str | None, ...]:
+def _reasons(trace: Trace, windows: Windows, step_pattern: str | None) -> tuple[str | None, ...]:
     """Per window why it is left out of the medians: cut by the end of the capture, kernels lost, or step 0 of several."""
-    from ddpprof.analysis import steps
-
     lost: Counter[tuple[int, int]] = Counter()
     if trace.lost_launches and windows.is_step.any():
-        found = steps.find(trace)
+        found = steps.find(trace, step_pattern)
         for process in {process for process, _ in trace.lost_launches} & set(found):
             times = np.array([start for owner, start in trace.lost_launches if owner == process], np.int64)
             lost.update((process, int(at)) for at in steps.step_of(found[process], times) if at >= 0)
@@ -245,7 +262,7 @@ def _reasons(trace: Trace, windows: Windows) -> tuple[str | None, ...]:
     for at in range(len(windows)):
         process = int(windows.process[at])
         n_lost = lost[process, int(windows.position[at])]
-        is_first = windows.step[at] == 0 and int((windows.process == process).sum()) > 1
+        is_first = windows.step[at] == 0 and len(np.unique(windows.position[windows.process == process])) > 1
         if windows.is_step[at] and not windows.is_whole[at]:
             reasons.append("cut by the end of the capture")
         elif windows.is_step[at] and n_lost:
@@ -419,7 +436,7 @@ def _trace_warnings(parts: Sequence[Part]) -> Iterable[Warning]:
 
 
 def _same_stream(part: Part, report: int) -> Iterable[Warning]:
-    """Communication on a stream that also computes: program order keeps it from overlapping that compute."""
+    """Communication on a stream with a tenth of the compute or more: program order keeps the two from overlapping."""
     operations = part.trace.operations
     if part.trace.evidence == "host-ranges":
         return
@@ -427,16 +444,13 @@ def _same_stream(part: Part, report: int) -> Iterable[Warning]:
     for key in np.unique(lane[part.kinds == int(Kind.COMM)]).tolist():
         mine = lane == key
         comm_streams = operations.stream[mine & (part.kinds == int(Kind.COMM))]
-        compute_streams = np.unique(operations.stream[mine & (part.kinds == int(Kind.COMPUTE))])
-        shared = np.isin(comm_streams, compute_streams)
+        streams, count = np.unique(operations.stream[mine & (part.kinds == int(Kind.COMPUTE))], return_counts=True)
+        shared = np.isin(comm_streams, streams[count * 10 >= count.sum()])
         if shared.sum() * 2 > len(comm_streams):
             stream = int(comm_streams[shared][0])
-            who = _who(part.trace, key // 8192)
-            yield Warning(
-                code="same-stream",
-                message=f"{who}: {int(shared.sum())} of {len(comm_streams)} communication kernels run on compute stream {stream}",
-                report=report,
-            )
+            who, n = _who(part.trace, key // 8192), int(shared.sum())
+            message = f"{who}: {n} of {len(comm_streams)} communication kernels run on compute stream {stream}"
+            yield Warning(code="same-stream", message=message, report=report)
 
 
 def _overhead(part: Part, report: int) -> Iterable[Warning]:
@@ -469,6 +483,7 @@ def _stray_devices(part: Part, report: int) -> Iterable[Warning]:
 
 def _job_warnings(
     parts: Sequence[Part],
+    options: Options,
     ranks: Sequence[RankRow],
     steps: Sequence[StepRow],
     records: Records | None,
@@ -477,7 +492,8 @@ def _job_warnings(
     traces = [part.trace for part in parts]
     if any(row.rank is None for row in ranks):
         n = len({(row.report, row.pid) for row in ranks if row.rank is None})
-        yield Warning(code="rank-unknown", message=f"the rank of {n} processes is unknown; give it with --rank FILE=N")
+        who = f"{n} process{'es' * (n > 1)}"
+        yield Warning(code="rank-unknown", message=f"the rank of {who} is unknown; give it with --rank FILE=N")
     yield from _missing_ranks(traces, ranks)
     shared = [row for row in ranks if row.is_time_sliced]
     if shared:
@@ -492,14 +508,29 @@ def _job_warnings(
         yield from _unnamed_traffic(parts)
     if not any(row.n_compute for row in ranks):
         yield Warning(code="no-compute", message="no compute in the measured windows: overlap cannot be told")
-    if not any(part.windows.is_step.any() for part in parts):
-        yield Warning(code="no-steps", message="no step ranges: every number is for the whole capture, warm-up included")
-    elif any(1 < row.steps < 5 for row in ranks):
+    yield from _no_steps(parts, options)
+    if any(1 < row.steps < 5 for row in ranks):
         yield Warning(code="few-steps", message="fewer than 5 complete steps: the medians rest on little")
     yield from _unequal_collectives(steps)
     yield from _skew(parts)
     if records is not None and found is not None:
         yield from _unjoined(records, found)
+
+
+def _no_steps(parts: Sequence[Part], options: Options) -> Iterable[Warning]:
+    """Windows that are a whole capture, and why."""
+    whole = [(part, process) for part in parts for process in np.unique(part.windows.process[~part.windows.is_step]).tolist()]
+    if options.whole_capture:
+        why = "step marks were not to be used"
+    elif any(not part.trace.has_launches and steps.find(part.trace, options.step_pattern) for part in parts):
+        why = "no launch calls in the report, so no kernel can be placed in its step"
+    else:
+        why = "no step ranges"
+    if whole and not any(part.windows.is_step.any() for part in parts):
+        yield Warning(code="no-steps", message=f"{why}: every number is for the whole capture, warm-up included")
+    elif whole:
+        who = ", ".join(_who(part.trace, process) for part, process in whole[:8])
+        yield Warning(code="no-steps", message=f"{why} of {who}: those numbers are for the whole capture, the others for steps")
 
 
 def _missing_ranks(traces: Sequence[Trace], ranks: Sequence[RankRow]) -> Iterable[Warning]:
@@ -508,11 +539,17 @@ def _missing_ranks(traces: Sequence[Trace], ranks: Sequence[RankRow]) -> Iterabl
     n_processes = len({(row.report, row.pid) for row in ranks})
     missing = sorted(set(range(world)) - seen)
     if world > n_processes:
-        which = f": rank {', '.join(map(str, missing[:8]))}{'…' if len(missing) > 8 else ''} missing" if seen else ""
-        yield Warning(code="missing-ranks", message=f"WORLD_SIZE={world} but work of {n_processes} process(es){which}")
+        which = f": {_listed(missing)} missing" if seen else ""
+        what = "kernels" if traces[0].evidence == "gpu-kernels" else "work"
+        message = f"WORLD_SIZE={world} but {what} of {n_processes} process{'es' * (n_processes > 1)}{which}"
+        yield Warning(code="missing-ranks", message=message)
     elif not world and seen and set(range(max(seen) + 1)) != seen:
         gaps = sorted(set(range(max(seen) + 1)) - seen)
-        yield Warning(code="missing-ranks", message=f"no report of rank {', '.join(map(str, gaps[:8]))}{'…' * (len(gaps) > 8)}")
+        yield Warning(code="missing-ranks", message=f"no report of {_listed(gaps)}")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{'…' * (len(ranks) > 8)}"
 
 
 def _no_comm(parts: Sequence[Part]) -> str:
@@ -530,11 +567,12 @@ def _unnamed_traffic(parts: Sequence[Part]) -> Iterable[Warning]:
     for report, part in enumerate(parts):
         operations = part.trace.operations
         is_kernel = operations.source == int(Source.KERNEL)
-        streams = operations.stream[is_kernel]
-        if not len(streams):
-            continue
-        found, count = np.unique(streams, return_counts=True)
-        side = is_kernel & (operations.stream != found[np.argmax(count)])
+        lane = operations.process.astype(np.int64) * 8192 + operations.device
+        side = np.zeros(len(operations), bool)
+        for key in np.unique(lane[is_kernel]).tolist():
+            mine = is_kernel & (lane == key)
+            found, count = np.unique(operations.stream[mine], return_counts=True)
+            side |= mine & (operations.stream != found[np.argmax(count)])
         if not side.any():
             continue
         total: Counter[str] = Counter()

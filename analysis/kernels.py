@@ -8,6 +8,7 @@ The protocol and algorithm in an NCCL name are those of the kernel it fell back 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,10 +23,11 @@ COMM: Final = re.compile(
     r"|cross_device_reduce_[12]stage|(?:one|two)ShotAllReduce|allreduce_fusion_kernel"
     r"|multimem_(?:all_reduce|one_shot|all_gather|reduce_scatter)\w*"
     r"|(?:one|two)_shot_all_(?:reduce|to_all)\w*"
-    r"|nvshmem|deep_ep::|userbuffers_",
+    r"|symmetric_memory::(?:barrier|put_signal|wait_signal)_kernel"
+    r"|nvshmem|barrier_on_stream_kernel|deep_ep::|userbuffers_",
     re.IGNORECASE,
 )
-"""Names of kernels that move data between ranks. Words such as "reduce" or "gather" alone say nothing."""
+"""Names of kernels that move data between ranks, or wait for them. Words such as "reduce" or "gather" alone say nothing."""
 
 HOST_COMM: Final = re.compile(r"allreduce/\d+|gloo:\w+|nccl:\w+")
 """Host ranges that are the execution of a collective on a run without device."""
@@ -45,6 +47,11 @@ _COLLECTIVES: Final = (
 )
 _OPERATION: Final = re.compile("|".join(f"(?P<{name}>{words})" for name, words in _COLLECTIVES), re.IGNORECASE)
 
+API_CALL: Final = re.compile(r"nccl(?!Comm)[A-Z]\w*")
+"""NCCL's own ranges around its calls: what these launch is NCCL's. Those on communicators copy for themselves."""
+
+COLLECTIVE_API_CALL: Final = re.compile(r"nccl(?:All|Reduce|Broadcast|Bcast|Gather|Scatter)\w*")
+
 COLLECTIVE_CALL: Final = re.compile(r"nccl[A-Z]\w+|(?:nccl|gloo):\w+|c10d::\w+")
 """Host ranges around a collective call: NCCL's own domain, torch's annotations."""
 
@@ -52,8 +59,10 @@ COLLECTIVE_CALL: Final = re.compile(r"nccl[A-Z]\w+|(?:nccl|gloo):\w+|c10d::\w+")
 def patterns(texts: Sequence[str], option: str) -> tuple[re.Pattern[str], ...]:
     """Compiled patterns, ignoring case. Raises UsageError for one that is not a regular expression."""
     try:
-        return tuple(re.compile(text, re.IGNORECASE) for text in texts)
-    except re.error as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what a later Python may read otherwise, such as "[[a]"
+            return tuple(re.compile(text, re.IGNORECASE) for text in texts)
+    except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(f"{option}: not a regular expression: {error}", "Escape brackets and dots with a backslash.") from None
 
 

@@ -1,12 +1,14 @@
 """Reads an Nsight Systems export, any schema from 2020.3 on, into a Trace.
 
-The only file that knows Nsight's table and column names. A missing table means no rows, a missing column an older or a
+Nsight's names are known here and in ``nsight_schema`` only. A missing table means no rows, a missing column an older or a
 newer exporter: both are probed. Ids are ``<hw:8><vm:8><pid:24><tid:24>``; a process is its id with the thread masked off.
+Paths, and what stands behind a NUL, are taken out of names and sentences: they may name people and machines.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +19,35 @@ from numpy.typing import NDArray
 
 from ddpprof import marks
 from ddpprof.analysis import assemble, kernels
+from ddpprof.analysis.nsight_schema import (
+    ANALYSIS,
+    CAPTURE,
+    COPY_KINDS,
+    CUDA_DEVICE,
+    DIAGNOSTIC,
+    ENVIRONMENT,
+    ENVIRONMENT_VARIABLE,
+    EXPORT,
+    EXPORT_BEFORE_2023,
+    GPU,
+    GRAPH,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    NVTX,
+    NVTX_DOMAIN,
+    NVTX_PUSH_POP,
+    NVTX_START_END,
+    OVERHEAD,
+    PROCESS_MASK,
+    RANK_VARIABLES,
+    RUNTIME,
+    SESSION,
+    SHARED,
+    STRINGS,
+    SYSTEM,
+    WORLD_VARIABLES,
+)
 from ddpprof.analysis.nsys_tables import ParquetTables, SqliteTables, Tables, decode
 from ddpprof.analysis.steps import STEP_PATTERNS
 from ddpprof.errors import InputError, UsageError
@@ -36,26 +67,13 @@ from ddpprof.model import (
 
 Int64 = NDArray[np.int64]
 
-KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
-MEMCPY: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
-MEMSET: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
-GRAPH: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
-NVTX: Final = "NVTX_EVENTS"
-OVERHEAD: Final = "PROFILER_OVERHEAD"
-STRINGS: Final = "StringIds"
-
-PROCESS_MASK: Final = ~0xFFFFFF
-NVTX_PUSH_POP: Final = (59, 70)
-NVTX_START_END: Final = (60, 71)
-NVTX_DOMAIN: Final = 75
-COPY_KINDS: Final = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
-RANK_VARIABLES: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
-WORLD_VARIABLES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
 _LAUNCH: Final = re.compile(r"(?:cuda|cu|hip)Launch(?!HostFunc)")
 _GRAPH_LAUNCH: Final = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 _TELLING: Final = re.compile(r"CUDA|CUPTI|NVTX")
-_PATH: Final = re.compile(r"\S*/\S*")
+_SENTENCE_PATH: Final = re.compile(r"\S*[/\\]\S*")
+_NAME_PATH: Final = re.compile(r"[^\s<>()\[\]{},;:=\"'`]*[/\\][^\s<>()\[\]{},;:=\"'`]*")
+OVERHEAD_OF_CUDA: Final = re.compile(r"(?:CUDA profiling|CUPTI)[\w :]*")
+"""How the names of the profiler's own work on CUDA data begin."""
 
 
 def read(path: Path, step_pattern: str | None = None) -> Trace:
@@ -63,6 +81,20 @@ def read(path: Path, step_pattern: str | None = None) -> Trace:
 
     Raises InputError, saying what is missing and why, when there is nothing to measure.
     """
+    tables = open_export(path)
+    session = _read_session(tables)
+    launches = _read_launches(tables, session)
+    device = _read_device_work(tables, session, launches)
+    host = _read_ranges(tables, session, step_pattern)
+    if not device.n_kernels + device.n_graphs:
+        if not host.is_execution() or (launches.is_launch | launches.is_graph_launch).any():
+            raise _nothing_to_measure(path, tables, launches, device, session)
+        device = replace(device, parts=(), n_rows=0)
+    return _build(path, tables, session, launches, device, host)
+
+
+def open_export(path: Path) -> Tables:
+    """The tables of an nsys SQLite export or parquet folder. Raises InputError for what is neither."""
     tables: Tables = ParquetTables(path) if path.is_dir() else SqliteTables(path)
     if not tables.columns(STRINGS) or not any(
         name.startswith(("TARGET_INFO_", "ANALYSIS_", "NVTX_", "CUPTI_")) for name in tables.names()
@@ -70,13 +102,7 @@ def read(path: Path, step_pattern: str | None = None) -> Trace:
         raise InputError(
             f"{path}: not an Nsight Systems export (no {STRINGS} or event table)", "Give an nsys .sqlite or .nsys-rep file."
         )
-    session = _read_session(tables)
-    launches = _read_launches(tables, session)
-    device = _read_device_work(tables, session, launches)
-    host = _read_ranges(tables, session, step_pattern)
-    if not device.n_rows and not host.is_execution():
-        raise _nothing_to_measure(path, tables, launches, device, session)
-    return _build(path, tables, session, launches, device, host)
+    return tables
 
 
 # ---------------------------------------------------------------------------------------------- session and health
@@ -95,10 +121,10 @@ class _Session:
 
 
 def _read_session(tables: Tables) -> _Session:
-    meta = _name_values(tables, "META_DATA_EXPORT") or _name_values(tables, "EXPORT_META_DATA")
+    meta = name_values(tables, EXPORT) or name_values(tables, EXPORT_BEFORE_2023)
     export = {name: value for name, value in meta if value}
     normalized = export.get("EXPORT_PARAM_TIME_NORMALIZE", "").lower() in ("true", "1")
-    start = _first(tables, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+    start = _first(tables, SESSION, "utcEpochNs")
     shift = _integer(export.get("EXPORT_CONFIG_TIME_SHIFT")) or _integer(export.get("EXPORT_PARAM_TIME_SHIFT")) or 0
     if normalized and not shift and start is not None:
         shift = start
@@ -111,7 +137,7 @@ def _read_session(tables: Tables) -> _Session:
         export.get("EXPORT_SCHEMA_VERSION"),
         start,
         shift,
-        _first(tables, "ANALYSIS_DETAILS", "duration"),
+        _first(tables, ANALYSIS, "duration"),
         _environment(tables),
         _diagnostics(tables),
         tuple(notes),
@@ -120,26 +146,40 @@ def _read_session(tables: Tables) -> _Session:
 
 def _environment(tables: Tables) -> dict[str, str]:
     """The rank and world size variables that the capture recorded, and nothing else of the environment."""
-    texts = [value for name, value in _name_values(tables, "META_DATA_CAPTURE") if name.endswith("ENVIRONMENT_VARIABLE")]
-    for name, value in _name_values(tables, "TARGET_INFO_SYSTEM_ENV"):
-        if name == "DeviceEnvironment":
-            texts += re.split(r"[;\0\n]", value)
+    pairs = [variable(value) for name, value in name_values(tables, CAPTURE) if name.endswith(ENVIRONMENT_VARIABLE)]
+    for name, value in name_values(tables, SYSTEM):
+        if name == ENVIRONMENT:
+            pairs += variables(value)
     wanted = {*RANK_VARIABLES, *WORLD_VARIABLES}
-    pairs = (text.strip().partition("=") for text in texts)
-    return {name: value.strip().strip('"') for name, _, value in pairs if name in wanted}
+    return {name: value for name, value in pairs if name in wanted}
+
+
+def variable(text: str) -> tuple[str, str]:
+    """Name and value of ``NAME="value"`` or ``NAME=value``."""
+    name, _, value = text.strip().partition("=")
+    return name, value.strip().strip('"')
+
+
+def variables(environment: str) -> list[tuple[str, str]]:
+    """The variables of a whole environment, which older exporters separate by NUL."""
+    return [variable(text) for text in re.split(r"[;\0\n]", environment)]
 
 
 def _diagnostics(tables: Tables) -> tuple[tuple[str, int | None], ...]:
     """What the profiler warned of (severity 2 and up) about CUDA, CUPTI or NVTX, with its process; paths taken out."""
-    if not {"severity", "text"} <= tables.columns("DIAGNOSTIC_EVENT"):
+    if not {"severity", "text"} <= tables.columns(DIAGNOSTIC):
         return ()
-    severity = tables.integers("DIAGNOSTIC_EVENT", ["severity"])["severity"]
-    texts = _texts(tables, "DIAGNOSTIC_EVENT", "text")
-    process = _column(tables, "DIAGNOSTIC_EVENT", "globalPid", len(severity)) & PROCESS_MASK
-    rows = zip(severity.tolist(), texts, process.tolist(), strict=True)
-    return tuple(
-        (_PATH.sub("…", text).strip(), pid) for level, text, pid in rows if level >= 2 and text and _TELLING.search(text)
-    )
+    severity = tables.integers(DIAGNOSTIC, ["severity"])["severity"]
+    process = _column(tables, DIAGNOSTIC, "globalPid", len(severity)) & PROCESS_MASK
+    rows = zip(severity.tolist(), text_column(tables, DIAGNOSTIC, "text"), process.tolist(), strict=True)
+    shown = ((shown_diagnostic(level, text), pid) for level, text, pid in rows)
+    return tuple((text, pid) for text, pid in shown if text is not None)
+
+
+def shown_diagnostic(severity: int, text: str) -> str | None:
+    """A sentence of the profiler as it is shown, None when it warns of nothing that the numbers depend on."""
+    text = _SENTENCE_PATH.sub("…", text.partition("\0")[0]).strip()
+    return text if severity >= 2 and _TELLING.search(text) else None
 
 
 # ------------------------------------------------------------------------------------------------------- launches
@@ -158,10 +198,12 @@ class _Launches(NamedTuple):
 
 def _read_launches(tables: Tables, session: _Session) -> _Launches:
     none = np.empty(0, np.int64)
-    if not {"start", "globalTid", "correlationId"} <= tables.columns(RUNTIME):
+    table = find_table(tables, RUNTIME)
+    if table is None:
         return _Launches(none, none, none, none, none.astype(bool), none.astype(bool))
-    has_names = "nameId" in tables.columns(RUNTIME)
-    rows = tables.integers(RUNTIME, ["start", "globalTid", "correlationId", *(["nameId"] if has_names else [])])
+    has_names = "nameId" in tables.columns(table)
+    rows = dict(tables.integers(table, ["start", "globalTid", "correlationId", *(["nameId"] if has_names else [])]))
+    rows["start"] = assemble.times(rows["start"], session.shift_ns)
     keep = (rows["start"] != MISSING) & (rows["globalTid"] != MISSING) & (rows["correlationId"] != MISSING)
     rows = rows if keep.all() else {name: column[keep] for name, column in rows.items()}
     is_launch = is_graph = np.zeros(len(rows["start"]), bool)
@@ -173,9 +215,7 @@ def _read_launches(tables: Tables, session: _Session) -> _Launches:
             for pattern in (_LAUNCH, _GRAPH_LAUNCH)
         )
     thread = rows["globalTid"]
-    return _Launches(
-        thread & PROCESS_MASK, thread, rows["start"] - session.shift_ns, rows["correlationId"], is_launch, is_graph
-    )
+    return _Launches(thread & PROCESS_MASK, thread, rows["start"], rows["correlationId"], is_launch, is_graph)
 
 
 def _join_launches(process: Int64, correlation: Int64, launches: _Launches) -> Int64:
@@ -230,10 +270,11 @@ def _read_device_work(tables: Tables, session: _Session, launches: _Launches) ->
     graph_processes: frozenset[int] = frozenset()
     node_processes: frozenset[int] = frozenset()
     for table, source in ((KERNEL, Source.KERNEL), (MEMCPY, Source.MEMCPY), (MEMSET, Source.MEMSET), (GRAPH, Source.GRAPH)):
-        name = _find_table(tables, table, {"start", "end", "deviceId", "streamId"})
+        name = find_table(tables, table)
         if name is None:
             continue
         rows, text_of = _read_operations(tables, name, source)
+        rows |= {edge: assemble.times(rows[edge], session.shift_ns) for edge in ("start", "end")}
         keep = assemble.possible(rows["start"], rows["end"])
         keep &= (rows["globalPid"] != MISSING) & (rows["deviceId"] >= 0) & (rows["deviceId"] < 4096)
         dropped += int(len(keep) - keep.sum())
@@ -242,7 +283,7 @@ def _read_device_work(tables: Tables, session: _Session, launches: _Launches) ->
         process = rows["globalPid"] & PROCESS_MASK
         at = _join_launches(process, rows["correlationId"], launches)
         launched[at[at >= 0]] = True
-        start = rows["start"] - session.shift_ns
+        start = rows["start"]
         launch = np.where(at >= 0, launches.start[at], MISSING) if len(launches.start) else np.full(len(at), MISSING)
         thread = np.where(at >= 0, launches.thread[at], MISSING) if len(launches.start) else np.full(len(at), MISSING)
         codes, ids = assemble.factorize(rows["name"])
@@ -254,7 +295,7 @@ def _read_device_work(tables: Tables, session: _Session, launches: _Launches) ->
                 "device": rows["deviceId"],
                 "stream": rows["streamId"],
                 "start_ns": start,
-                "end_ns": rows["end"] - session.shift_ns,
+                "end_ns": rows["end"],
                 "launch_ns": launch,
                 "launch_thread": thread,
                 "name": lookup[codes] if len(codes) else np.empty(0, np.int32),
@@ -298,27 +339,33 @@ def _read_operations(tables: Tables, table: str, source: Source):  # type: ignor
         if source is Source.MEMCPY:
             return [f"memcpy {COPY_KINDS.get(key, 'other')}" for key in ids]
         if source is Source.KERNEL:
-            known = tables.strings(ids)
-            return [known.get(key, f"unnamed kernel {key}") for key in ids]
+            return kernel_names(tables, ids)
         return ["memset" if source is Source.MEMSET else "CUDA graph" for _ in ids]
 
     return rows, texts
 
 
-def _find_table(tables: Tables, table: str, columns: set[str]) -> str | None:
-    """The table of this name, or of a later generation's name (``…_V2``) that has what is needed; None when absent.
+def kernel_names(tables: Tables, ids: Sequence[int]) -> list[str]:
+    """The names of kernels by their string ids."""
+    known = tables.strings(ids)
+    return [without_paths(known.get(key, f"unnamed kernel {key}")) for key in ids]
 
-    Raises InputError when it is there without the columns that a number would need.
+
+def find_table(tables: Tables, table: str) -> str | None:
+    """The table of this name, or of a later generation's (``…_V2``) that has the columns needed; None when absent.
+
+    Raises InputError when it is there without them.
     """
-    known = {KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME, NVTX}
-    names = [name for name in tables.names() if name == table or (name.startswith(f"{table}_") and name not in known)]
+    columns = SHARED[table].required
+    names = [name for name in tables.names() if re.fullmatch(rf"{table}(?:_?v?\d+)?", name, re.IGNORECASE)]
     for name in sorted(names, key=len):
         if columns <= tables.columns(name):
             return name
     if names:
         lacking = ", ".join(sorted(columns - tables.columns(names[0])))
         raise InputError(
-            f"table {names[0]} has no column {lacking}", "This export is damaged or of a schema that ddpprof does not know."
+            f"{tables.path}: table {names[0]} has no column {lacking}",
+            "This export is damaged or of a schema that ddpprof does not know.",
         )
     return None
 
@@ -336,12 +383,13 @@ class _HostRanges:
     n_ranges: int
 
     def is_execution(self) -> bool:
-        """Whether there are ranges that are the work itself on a run without device."""
-        kinds = {mark.kind for mark in map(marks.parse, self.texts) if mark is not None}
-        return bool(kinds & {"delay", "compute", "allreduce"})
+        """Whether there are ranges that are the work itself: marks of work, of ranks that name no device."""
+        found = [mark for mark in map(marks.parse, self.texts) if mark is not None]
+        has_device = any(mark.device_id is not None for mark in found)
+        return not has_device and any(mark.kind in ("delay", "compute", "allreduce") for mark in found)
 
 
-def _wanted_pattern(step_pattern: str | None) -> str:
+def wanted_pattern(step_pattern: str | None) -> str:
     """RE2 pattern of every range text that says something: marks, steps, collective calls."""
     mark = re.sub(r"\?P<\w+>", "?:", marks.PATTERN)
     steps = [*STEP_PATTERNS, *([step_pattern] if step_pattern else [])]
@@ -349,17 +397,18 @@ def _wanted_pattern(step_pattern: str | None) -> str:
 
 
 def _read_ranges(tables: Tables, session: _Session, step_pattern: str | None) -> _HostRanges:
-    table = _find_table(tables, NVTX, {"start", "end", "eventType", "globalTid"})
+    table = find_table(tables, NVTX)
     if table is None:
         return _HostRanges(_range_columns(0), (), 0, 0)
     there = tables.columns(table)
     rows = dict(tables.integers(table, ["start", "end", "eventType", "globalTid"]))
+    rows |= {edge: assemble.times(rows[edge], session.shift_ns) for edge in ("start", "end")}
     n = len(rows["start"])
     text_id, domain_id = _column(tables, table, "textId", n), _column(tables, table, "domainId", n)
     pushed, started = np.isin(rows["eventType"], NVTX_PUSH_POP), np.isin(rows["eventType"], NVTX_START_END)
     is_range = (pushed | started) & (rows["start"] != MISSING) & (rows["globalTid"] != MISSING)
     domains = _domains(tables, table, rows, domain_id) if "text" in there else {}
-    codes, texts = _match_texts(tables, table, text_id, is_range, _wanted_pattern(step_pattern))
+    codes, texts = match_texts(tables, table, text_id, is_range, wanted_pattern(step_pattern))
     keep = np.flatnonzero(is_range & (codes >= 0))
     thread = rows["globalTid"][keep]
     process = thread & PROCESS_MASK
@@ -370,21 +419,20 @@ def _read_ranges(tables: Tables, session: _Session, step_pattern: str | None) ->
         if text not in places:
             places[text] = len(all_texts)
             all_texts.append(text)
-    start, end = rows["start"][keep] - session.shift_ns, rows["end"][keep]
-    is_open = end == MISSING
+    end = rows["end"][keep]
     columns = _range_columns(len(keep)) | {
         "process": process,
         "thread": thread,
-        "start_ns": start,
-        "end_ns": np.where(is_open, MISSING, end - session.shift_ns),
+        "start_ns": rows["start"][keep],
+        "end_ns": end,
         "text": codes[keep],
         "domain": np.array([places[text] for text in where], np.int32),
         "is_pushed": pushed[keep],
     }
-    return _HostRanges(columns, tuple(all_texts), int(is_open.sum()), int(is_range.sum()))
+    return _HostRanges(columns, tuple(all_texts), int((end == MISSING).sum()), int(is_range.sum()))
 
 
-def _match_texts(
+def match_texts(
     tables: Tables, table: str, text_id: Int64, is_range: NDArray[np.bool_], pattern: str
 ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Per row the code of its text in the texts returned, -1 where the pattern does not find it."""
@@ -393,19 +441,20 @@ def _match_texts(
 
     texts: dict[str, int] = {}
     codes = np.full(len(text_id), -1, np.int32)
+    is_registered = is_range & (text_id != MISSING)
     try:
-        registered = tables.matching_strings(pattern) if (text_id != MISSING).any() else {}
-        if registered:
-            ids = np.array(sorted(registered), np.int64)
-            code_of = np.array([texts.setdefault(registered[key], len(texts)) for key in ids.tolist()], np.int32)
-            at = np.minimum(np.searchsorted(ids, text_id), len(ids) - 1)
-            codes = np.where(is_range & (ids[at] == text_id), code_of[at], codes)
         if "text" in tables.columns(table):
             inline = tables.texts(table, "text")
             hit = pc.match_substring_regex(inline, pattern).fill_null(False).to_numpy(zero_copy_only=False)
-            codes = np.where(inline.is_valid().to_numpy(zero_copy_only=False), -1, codes)
             for row in np.flatnonzero(hit & is_range).tolist():
                 codes[row] = texts.setdefault(decode(inline[row].as_py()), len(texts))
+            is_registered &= inline.is_null().to_numpy(zero_copy_only=False)
+        registered = tables.matching_strings(pattern) if is_registered.any() else {}
+        ids = np.intersect1d(np.fromiter(registered, np.int64), text_id[is_registered])
+        if len(ids):
+            code_of = np.array([texts.setdefault(registered[key], len(texts)) for key in ids.tolist()], np.int32)
+            at = np.minimum(np.searchsorted(ids, text_id), len(ids) - 1)
+            codes = np.where(is_registered & (ids[at] == text_id), code_of[at], codes)
     except pa.ArrowInvalid as error:
         raise UsageError(f"--step-range: not a pattern that can be searched for: {error}") from None
     return codes, tuple(texts)
@@ -446,6 +495,8 @@ def _build(path: Path, tables: Tables, session: _Session, launches: _Launches, d
     opaque = frozenset(place[key] for key in device.graph_processes) | _hidden_graphs(launches, device, place)
     captures_graphs = np.isin(launches.process, launches.process[launches.is_graph_launch])  # stream capture swallows launches
     lost = np.flatnonzero(launches.is_launch & ~device.is_launched & ~captures_graphs & np.isin(launches.process, keys))
+    first = _join_launches(launches.process[lost], launches.correlation[lost], launches)
+    lost = lost[~device.is_launched[first]]  # a call may be recorded twice, as the driver's and the runtime's
     lost_rows = zip(launches.process[lost].tolist(), launches.start[lost].tolist(), strict=True)
     return Trace(
         report=ReportInfo(
@@ -482,12 +533,12 @@ def _process_keys(device: _DeviceWork, host: _HostRanges) -> NDArray[np.int64]:
     return np.array(sorted(keys), np.int64)
 
 
-def _places(process: NDArray[np.generic], keys: Int64) -> NDArray[np.int16]:
+def _places(process: NDArray[np.generic], keys: Int64) -> NDArray[np.int32]:
     """Index of each process id among ``keys``, -1 where it is not one of them."""
     if not len(keys):
-        return np.full(len(process), -1, np.int16)
+        return np.full(len(process), -1, np.int32)
     at = np.minimum(np.searchsorted(keys, process), len(keys) - 1)  # type: ignore[call-overload]
-    return np.where(keys[at] == process, at, -1).astype(np.int16)
+    return np.where(keys[at] == process, at, -1).astype(np.int32)
 
 
 def _with_ranks(
@@ -517,15 +568,15 @@ def _devices(tables: Tables, processes: Sequence[Process], operations: Operation
     """Every (process, device) with work; the physical GPU by uuid where the tables map it, or when there is only one."""
     gpus = _gpus(tables)
     mapped: dict[tuple[int, int], int] = {}
-    if {"gpuId", "cudaId", "pid"} <= tables.columns("TARGET_INFO_CUDA_DEVICE"):
-        rows = tables.integers("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"])
+    if {"gpuId", "cudaId", "pid"} <= tables.columns(CUDA_DEVICE):
+        rows = tables.integers(CUDA_DEVICE, ["gpuId", "cudaId", "pid"])
         mapped = {
             (pid, cuda): gpu for gpu, cuda, pid in zip(*(rows[key].tolist() for key in ("gpuId", "cudaId", "pid")), strict=True)
         }
     only = next(iter(gpus)) if len(gpus) == 1 else None
     models = {name for name, _ in gpus.values()}
     model = models.pop() if len(models) == 1 else None
-    pairs = np.unique(operations.process.astype(np.int32) * 8192 + operations.device)
+    pairs = np.unique(operations.process.astype(np.int64) * 8192 + operations.device)
     found = []
     for process, device in sorted({((pair + 1) // 8192, (pair + 1) % 8192 - 1) for pair in pairs.tolist()}):
         if device < 0:
@@ -537,31 +588,38 @@ def _devices(tables: Tables, processes: Sequence[Process], operations: Operation
 
 
 def _gpus(tables: Tables) -> dict[int, tuple[str | None, str | None]]:
-    """Model and identity (uuid, else bus) of each GPU by its id in TARGET_INFO_GPU."""
-    there = tables.columns("TARGET_INFO_GPU")
+    """Model and identity (uuid, else host and bus) of each GPU by its id in TARGET_INFO_GPU."""
+    there = tables.columns(GPU)
+    host = dict(name_values(tables, SYSTEM)).get("Hostname") or tables.path  # a bus id is one host's own
     key = "id" if "id" in there else "deviceId" if "deviceId" in there else None
     if key is None:
         return {}
-    ids = tables.integers("TARGET_INFO_GPU", [key])[key].tolist()
+    ids = tables.integers(GPU, [key])[key].tolist()
     names, uuids, buses = (
-        _texts(tables, "TARGET_INFO_GPU", column) if column in there else [""] * len(ids)
-        for column in ("name", "uuid", "busLocation")
+        text_column(tables, GPU, column) if column in there else [""] * len(ids) for column in ("name", "uuid", "busLocation")
     )
-    return {gpu: (name or None, uuid or bus or None) for gpu, name, uuid, bus in zip(ids, names, uuids, buses, strict=True)}
+    rows = zip(ids, names, uuids, buses, strict=True)
+    return {gpu: (gpu_model(name), uuid or (f"{host} {bus}" if bus else None)) for gpu, name, uuid, bus in rows}
+
+
+def gpu_model(name: str) -> str | None:
+    """The model of a GPU as it is shown, None where the report does not tell it."""
+    return without_paths(name) or None
 
 
 def _overheads(tables: Tables, session: _Session, place: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
     """(process, start, end) of the profiler's own work on CUDA data."""
     if not {"start", "end", "globalTid", "nameId"} <= tables.columns(OVERHEAD):
         return ()
-    rows = tables.integers(OVERHEAD, ["start", "end", "globalTid", "nameId"])
+    rows = dict(tables.integers(OVERHEAD, ["start", "end", "globalTid", "nameId"]))
+    rows |= {edge: assemble.times(rows[edge], session.shift_ns) for edge in ("start", "end")}
     names = tables.strings(np.unique(rows["nameId"]).tolist())
     keep = assemble.possible(rows["start"], rows["end"])
     found = []
     for at in np.flatnonzero(keep).tolist():
         process = place.get(int(rows["globalTid"][at]) & PROCESS_MASK)
-        if process is not None and names.get(int(rows["nameId"][at]), "").startswith(("CUDA profiling", "CUPTI")):
-            found.append((process, int(rows["start"][at]) - session.shift_ns, int(rows["end"][at]) - session.shift_ns))
+        if process is not None and OVERHEAD_OF_CUDA.match(names.get(int(rows["nameId"][at]), "")):
+            found.append((process, int(rows["start"][at]), int(rows["end"][at])))
     return tuple(found)
 
 
@@ -612,6 +670,7 @@ def _health(
         )
     if n_lost:
         yield Warning(code="launch-mismatch", message=f"{n_lost} kernel launches have no kernel in the report")
+    yield from _lost_collectives(device, host)
     if host.n_open:
         yield Warning(code="capture-incomplete", message=f"{host.n_open} host ranges were still open when the capture ended")
     counts: dict[str, int] = {}
@@ -623,20 +682,42 @@ def _health(
         yield Warning(code="diagnostic", message=f"nsys: {text}{times}")
 
 
+def _lost_collectives(device: _DeviceWork, host: _HostRanges) -> Iterable[Warning]:
+    """Fewer NCCL kernels than calls, where each call makes a kernel of its own: as many groups as calls, or no group."""
+    is_nccl = np.array([kernels.COMM.search(name) is not None for name in device.names], bool)
+    made = Counter(key for part in device.parts for key in part["process"][is_nccl[part["name"]]].tolist())
+    calls: dict[int, Counter[str]] = {key: Counter() for key in made}
+    for key, text in zip(host.columns["process"].tolist(), host.columns["text"].tolist(), strict=True):
+        if key in calls and kernels.API_CALL.fullmatch(host.texts[text]):
+            calls[key][host.texts[text]] += 1
+    for key, names in calls.items():
+        n_calls = sum(count for name, count in names.items() if kernels.COLLECTIVE_API_CALL.fullmatch(name))
+        is_one_each = names["ncclGroupEnd"] in (0, n_calls) and not names["ncclSend"] + names["ncclRecv"]
+        if made[key] < n_calls and is_one_each and key not in device.graph_processes:
+            message = f"{n_calls} NCCL calls but {made[key]} NCCL kernels in process {key >> 24 & 0xFFFFFF}"
+            yield Warning(code="capture-incomplete", message=message)
+
+
 def _nothing_to_measure(path: Path, tables: Tables, launches: _Launches, device: _DeviceWork, session: _Session) -> InputError:
     """Why there is no number: what is missing, what the profiler said of it, what to do."""
-    n = int(launches.is_launch.sum())
-    said = next((text for text, _ in session.diagnostics), None)
+    n, n_graphs = int(launches.is_launch.sum()), int(launches.is_graph_launch.sum())
+    texts = [text for text, _ in session.diagnostics]
+    said = next((text for text in texts if "CUDA" in text), texts[0] if texts else None)
+    what = "no GPU kernels in report"
     if n:
-        what = f"{n} launches, 0 kernels: GPU tracing failed"
-    elif tables.columns(RUNTIME):
-        what = "CUDA API calls but no GPU kernels in report"
+        what += f" ({n} launches, 0 kernels: GPU tracing failed)"
+    elif n_graphs:
+        what += f" ({n_graphs} CUDA graph launches, whose work exporters before 2024.2 hide)"
+    elif len(launches.start):
+        what += " (CUDA API calls only)"
+    elif device.n_rows:
+        what += f" ({device.n_rows} copies and sets only)"
     elif tables.columns(NVTX):
-        what = "host ranges only, no GPU kernels in report, and none of ddpprof's marks of a CPU run"
-    else:
-        what = "no GPU kernels in report"
+        what += " (host ranges only, and none of ddpprof's marks of a CPU run)"
     if device.n_dropped:
-        what += f" ({device.n_dropped} impossible rows left out)"
+        what += f", {device.n_dropped} impossible rows left out"
+    if session.duration_ns is not None:
+        what += f"; the capture covers {_ms(session.duration_ns)}"
     hint = f'nsys says: "{said}"' if said else "Capture with: nsys profile -t cuda,nvtx"
     return InputError(f"{path}: {what}", hint)
 
@@ -644,14 +725,21 @@ def _nothing_to_measure(path: Path, tables: Tables, launches: _Launches, device:
 # ---------------------------------------------------------------------------------------------------- small probes
 
 
-def _name_values(tables: Tables, table: str) -> list[tuple[str, str]]:
+def name_values(tables: Tables, table: str) -> list[tuple[str, str]]:
+    """The rows of a table of names and values."""
     if not {"name", "value"} <= tables.columns(table):
         return []
-    return list(zip(_texts(tables, table, "name"), _texts(tables, table, "value"), strict=True))
+    return list(zip(text_column(tables, table, "name"), text_column(tables, table, "value"), strict=True))
 
 
-def _texts(tables: Tables, table: str, column: str) -> list[str]:
+def text_column(tables: Tables, table: str, column: str) -> list[str]:
+    """One column as text, "" where it is null."""
     return [decode(raw) if raw is not None else "" for raw in tables.texts(table, column).to_pylist()]
+
+
+def without_paths(text: str) -> str:
+    """A name up to its first NUL, what is a path in it taken out."""
+    return _NAME_PATH.sub("…", text.partition("\0")[0])
 
 
 def _column(tables: Tables, table: str, column: str, n: int) -> Int64:
@@ -665,18 +753,20 @@ def _first(tables: Tables, table: str, column: str) -> int | None:
     if column not in tables.columns(table):
         return None
     values = tables.integers(table, [column])[column]
-    return int(values[0]) if len(values) and values[0] != MISSING else None
+    return int(values[0]) if len(values) and abs(int(values[0])) < assemble.LATEST_NS else None
 
 
 def _first_variable(environment: Mapping[str, str], names: Sequence[str]) -> int | None:
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), None)
+    return next((int(environment[name]) for name in names if marks.RANK.fullmatch(environment.get(name, ""))), None)
 
 
 def _integer(text: str | None) -> int | None:
+    """A time in an option's text, None for what is no time."""
     try:
-        return int(text) if text else None
+        number = int(text or "")
     except ValueError:
         return None
+    return number if abs(number) < assemble.LATEST_NS else None
 
 
 def _ms(duration_ns: int) -> str:

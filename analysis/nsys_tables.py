@@ -28,7 +28,9 @@ SPLIT_ROWS: Final = 200_000
 
 
 class Tables(Protocol):
-    """What a reader needs of an export, whatever its container."""
+    """What a reader needs of an export, whatever its container. ``path`` is the file or folder itself."""
+
+    path: Path
 
     def columns(self, table: str) -> frozenset[str]:
         """Names of a table's columns, empty when there is no such table (which nsys means as: no rows)."""
@@ -67,9 +69,9 @@ class SqliteTables:
         from sqlalchemy import NullPool, create_engine, inspect
         from sqlalchemy.exc import SQLAlchemyError
 
-        self._path = path
+        self.path = path
         check_sqlite(path)
-        self._uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+        self._uri = f"file:{quote(bytes(path.absolute()))}?mode=ro&immutable=1"
         self._engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(self._uri, uri=True), poolclass=NullPool)
         self._reflected: dict[str, Any] = {}
         try:
@@ -87,17 +89,22 @@ class SqliteTables:
         from sqlalchemy import case, func, select
 
         cells = [self._table(table).c[name] for name in columns]
-        rows = self._read_split(select(*cells), table)
-        if any(not pa.types.is_integer(item.type) for item in rows.schema):
+        try:
+            rows = self._read_split(select(*cells), table)
+            is_plain = all(pa.types.is_integer(item.type) for item in rows.schema)
+        except InputError:  # the driver takes each column's type from its first rows, and refuses another type further down
+            is_plain = False
+        if not is_plain:
             careful = [case((func.typeof(cell) == "integer", cell)).label(cell.name) for cell in cells]
             rows = self._read_split(select(*careful), table)
         return {name: to_int64(rows.column(at)) for at, name in enumerate(columns)}
 
     def texts(self, table: str, column: str) -> pa.Array:
-        from sqlalchemy import LargeBinary, cast, select
+        from sqlalchemy import LargeBinary, cast, literal_column, select, union_all
 
         text = cast(self._table(table).c[column], LargeBinary).label("text")
-        return _as_binary(self._read(select(text)).column(0))
+        typed = select(literal_column("x''").label("text"))  # else a column that begins with many nulls is int64 to ADBC
+        return _as_binary(self._read(union_all(typed, select(text))).column(0)).slice(1)
 
     def strings(self, ids: Iterable[int]) -> Mapping[int, str]:
         from sqlalchemy import LargeBinary, cast, select
@@ -116,20 +123,26 @@ class SqliteTables:
     def matching_strings(self, pattern: str) -> Mapping[int, str]:
         return _matching_strings(self, pattern)
 
-    def _table(self, name: str) -> Any:
-        """The table as it is in the file; its declared types mean nothing to SQLite, nor to us."""
-        import warnings
+    def text_counts(self, table: str, column: str, beside: str) -> list[tuple[bytes, bytes, int]]:
+        """Each text (or blob) of any column, what stands in column ``beside`` of its rows, and in how many rows."""
+        from sqlalchemy import LargeBinary, cast, func, select
 
-        from sqlalchemy import MetaData, Table
-        from sqlalchemy.exc import SAWarning, SQLAlchemyError
+        cell, other = (cast(self._table(table).c[name], LargeBinary) for name in (column, beside))
+        is_text = func.typeof(self._table(table).c[column]).in_(("text", "blob"))
+        groups = select(cell, func.coalesce(other, func.zeroblob(0)), func.count()).where(is_text).group_by(cell, other)
+        return list(zip(*(part.to_pylist() for part in self._read(groups).columns), strict=True))
+
+    def _table(self, name: str) -> Any:
+        """The table with the columns that are in the file; their declared types mean nothing to SQLite, nor to us."""
+        from sqlalchemy import column, inspect, table
+        from sqlalchemy.exc import SQLAlchemyError
 
         if name not in self._reflected:
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", SAWarning)
-                    self._reflected[name] = Table(name, MetaData(), autoload_with=self._engine, resolve_fks=False)
-            except (SQLAlchemyError, sqlite3.Error) as error:
+                found = inspect(self._engine).get_columns(name)
+            except (SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
                 raise self._damaged(error) from None
+            self._reflected[name] = table(name, *(column(item["name"]) for item in found))
         return self._reflected[name]
 
     def _read_split(self, query: Any, table: str) -> pa.Table:
@@ -159,9 +172,9 @@ class SqliteTables:
             raise self._damaged(error) from None
 
     def _damaged(self, error: BaseException) -> InputError:
-        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+        reason = _first_line(getattr(error, "orig", None) or error)
         return InputError(
-            f"{self._path}: damaged SQLite file: {reason}", "Export the report again: ddpprof export --force REPORT"
+            f"{self.path}: damaged SQLite file: {reason}", "Export the report again: ddpprof export --force REPORT"
         )
 
 
@@ -171,13 +184,15 @@ class ParquetTables:
     def __init__(self, folder: Path) -> None:
         import pyarrow.parquet as pq
 
-        self._folder = folder
+        self.path = folder
         self._columns: dict[str, frozenset[str]] = {}
+        self._n_rows: dict[str, int] = {}
         for path in sorted(folder.glob("*.parquet")):
             try:
-                self._columns[path.stem] = frozenset(pq.read_schema(path).names)
-            except (pa.ArrowException, OSError) as error:
-                raise InputError(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from None
+                about = pq.read_metadata(path)
+                self._columns[path.stem], self._n_rows[path.stem] = frozenset(about.schema.names), about.num_rows
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise InputError(f"{path}: not a readable parquet file: {_first_line(error)}") from None
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._columns)
@@ -206,11 +221,14 @@ class ParquetTables:
     def _read(self, table: str, columns: Sequence[str]) -> pa.Table:
         import pyarrow.parquet as pq
 
-        path = self._folder / f"{table}.parquet"
+        path = self.path / f"{table}.parquet"
         try:
-            return pq.read_table(path, columns=list(columns))
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+            found = pq.read_table(path, columns=list(columns)).select(list(columns))
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path}: cannot be read: {_first_line(error)}") from None
+        if len(found) != self._n_rows[table]:
+            raise InputError(f"{path}: damaged: {len(found)} rows where it says {self._n_rows[table]}")
+        return found
 
 
 def check_sqlite(path: Path) -> None:
@@ -253,13 +271,18 @@ def to_int64(column: pa.ChunkedArray) -> Int64:
     if not pa.types.is_integer(column.type):
         return np.full(len(column), MISSING, np.int64)
     if column.null_count:
-        column = column.fill_null(0) if pa.types.is_uint64(column.type) else column.cast(pa.int64()).fill_null(MISSING)
+        is_unsigned = pa.types.is_uint64(column.type)
+        column = column.fill_null(MISSING % 2**64) if is_unsigned else column.cast(pa.int64()).fill_null(MISSING)
     out = np.empty(len(column), np.int64)
     at = 0
     for chunk in column.chunks:
         out[at : at + len(chunk)] = chunk.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         at += len(chunk)
     return out
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _as_binary(column: pa.ChunkedArray) -> pa.Array:

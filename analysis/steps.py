@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof import marks
+from ddpprof.analysis import kernels
 from ddpprof.model import MISSING, Trace
 
 Int64 = NDArray[np.int64]
@@ -84,7 +85,7 @@ def step_of(steps: Steps, time: Int64) -> NDArray[np.int64]:
 def _first_family(trace: Trace, step_pattern: str | None) -> NDArray[np.bool_]:
     """Which of ``trace.texts`` are steps."""
     if step_pattern is not None:
-        wanted = re.compile(step_pattern, re.IGNORECASE)
+        (wanted,) = kernels.patterns([step_pattern], "--step-range")
         return np.array([wanted.search(text) is not None for text in trace.texts], bool)
     own = np.array([(mark := marks.parse(text)) is not None and mark.kind == "step" for text in trace.texts], bool)
     families = [own]
