@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -42,19 +42,35 @@ _RANGE_TYPES: Final = {
 }
 
 
-def operations(parts: Sequence[Mapping[str, NDArray[np.generic]]]) -> Operations:
-    """The Operations of all parts (each a column for every field), ordered by process, device, start."""
-    joined = {name: _join(parts, name, kind) for name, kind in _OPERATION_TYPES.items()}
-    lane = joined["process"].astype(np.int64) * 8192 + joined["device"]
-    order = np.argsort(lane, kind="stable") if (lane[1:] < lane[:-1]).any() else None
-    if order is not None:
-        joined = {name: column[order] for name, column in joined.items()}
-        lane = lane[order]
-    same = lane[1:] == lane[:-1]
-    if (same & (joined["start_ns"][1:] < joined["start_ns"][:-1])).any():
-        order = np.lexsort((joined["start_ns"], lane))
-        joined = {name: column[order] for name, column in joined.items()}
-    return Operations(**joined)
+def operations(parts: Sequence[dict[str, NDArray[Any]]]) -> Operations:
+    """The Operations of all parts (each a column for every field), ordered by process, device, start.
+
+    Takes the parts apart as it goes, so that no column is there twice.
+    """
+    pieces = sorted(piece for number, part in enumerate(parts) for piece in _lanes(number, part))
+    columns = {}
+    for name, kind in _OPERATION_TYPES.items():
+        found = [parts[number][name][low:high].astype(kind, copy=False) for _, number, low, high in pieces]
+        columns[name] = np.concatenate(found) if found else np.empty(0, kind)
+        del found
+        for part in parts:
+            del part[name]
+    lane = columns["process"].astype(np.int64) * 8192 + columns["device"]
+    if ((lane[1:] == lane[:-1]) & (columns["start_ns"][1:] < columns["start_ns"][:-1])).any():
+        order = np.lexsort((columns["start_ns"], lane))
+        columns = {name: column[order] for name, column in columns.items()}
+    return Operations(**columns)
+
+
+def _lanes(number: int, part: dict[str, NDArray[Any]]) -> list[tuple[int, int, int, int]]:
+    """(lane, part number, first row, end row) of each (process, device) of a part, whose rows are put in that order."""
+    codes, distinct = factorize(part["process"].astype(np.int64) * 8192 + part["device"])
+    if len(distinct) > 1:
+        order = np.argsort(codes, kind="stable")
+        for name in part:
+            part[name] = part[name][order]
+    edges = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(distinct)))]).tolist()
+    return list(zip(distinct.tolist(), [number] * len(distinct), edges[:-1], edges[1:], strict=True))
 
 
 def ranges(columns: Mapping[str, NDArray[np.generic]]) -> Ranges:
@@ -123,6 +139,7 @@ def factorize(values: Int64) -> tuple[NDArray[np.int32], Int64]:
     return encoded.indices.to_numpy(), encoded.dictionary.to_numpy()
 
 
-def _join(parts: Sequence[Mapping[str, NDArray[np.generic]]], name: str, kind: type) -> NDArray[np.signedinteger]:  # type: ignore[type-arg]
-    columns = [part[name].astype(kind, copy=False) for part in parts]
+def join(parts: Sequence[dict[str, NDArray[Any]]], name: str, kind: type) -> NDArray[Any]:
+    """One column of all parts, taken out of them."""
+    columns = [part.pop(name).astype(kind, copy=False) for part in parts]
     return np.concatenate(columns) if columns else np.empty(0, kind)

@@ -42,7 +42,7 @@ class Windows:
     position: Int64
     is_whole: Bools
     is_step: Bools
-    of_operation: Int64
+    of_operation: NDArray[np.int32]
     empty_steps: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -56,23 +56,22 @@ def find_windows(trace: Trace, *, step_pattern: str | None = None, whole_capture
     """
     operations = trace.operations
     by_process = {} if whole_capture or not _can_place(trace) else steps.find(trace, step_pattern)
-    position = np.zeros(len(operations), np.int64)
+    of_operation = np.full(len(operations), -1, np.int32)
     edges = np.searchsorted(operations.process, np.arange(len(trace.processes) + 1))
+    columns: list[tuple[int, int, int]] = []
     empty = []
     for process, (low, high) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
-        if process in by_process:
-            position[low:high] = steps.step_of(by_process[process], operations.launch_ns[low:high].astype(np.int64))
-            seen = np.unique(position[low:high])
-            empty.append(len(by_process[process]) - int((seen >= 0).sum()))
-        else:
-            empty.append(0)
-    width = int(position.max(initial=0)) + 2
-    key = (operations.process.astype(np.int64) * 8192 + operations.device + 1) * width + position + 1
-    key[position < 0] = -1
-    found, inverse = _distinct(key)
-    process, device, place = found // width // 8192, found // width % 8192 - 1, found % width - 1
-    number, is_whole = np.full(len(found), MISSING, np.int64), np.ones(len(found), bool)
-    for at, (owner, spot) in enumerate(zip(process.tolist(), place.tolist(), strict=True)):
+        found = by_process.get(process)
+        position = np.zeros(high - low, np.int64) if found is None else steps.step_of(found, operations.launch_ns[low:high])
+        width = int(position.max(initial=0)) + 1
+        key = np.where(position < 0, -1, (operations.device[low:high].astype(np.int64) + 1) * width + position)
+        keys, inverse = _distinct(key)
+        of_operation[low:high] = np.where(inverse < 0, -1, inverse + len(columns))
+        columns += [(process, key // width - 1, key % width) for key in keys.tolist()]
+        empty.append(0 if found is None else len(found) - len({key % width for key in keys.tolist()}))
+    process, device, place = np.array(columns, np.int64).reshape(-1, 3).T
+    number, is_whole = np.full(len(columns), MISSING, np.int64), np.ones(len(columns), bool)
+    for at, (owner, _, spot) in enumerate(columns):
         if owner in by_process:
             number[at], is_whole[at] = by_process[owner].number[spot], by_process[owner].is_whole[spot]
     return Windows(
@@ -82,7 +81,7 @@ def find_windows(trace: Trace, *, step_pattern: str | None = None, whole_capture
         position=place,
         is_whole=is_whole,
         is_step=np.isin(process, list(by_process)),
-        of_operation=inverse,
+        of_operation=of_operation,
         empty_steps=tuple(empty),
     )
 
@@ -106,7 +105,7 @@ def _distinct(key: Int64) -> tuple[Int64, Int64]:
 class Measured:
     """Metrics by name (int64 columns over windows, MISSING where undefined) and the sets they were taken from.
 
-    ``axis_start`` maps a window's operations onto the long axis: time − base + offset. ``compute`` and ``comm`` are sets on it.
+    A time of a window lies on the long axis at time − base + offset; ``compute`` and ``comm`` are sets on it.
     """
 
     columns: dict[str, Int64]
@@ -120,21 +119,54 @@ def measure(trace: Trace, kinds: NDArray[np.int8], windows: Windows, focus: Bool
     """Metrics, counts and sums of every window. ``kinds`` is the Kind of each operation.
 
     ``focus`` narrows compute to some operations. Graph launches are opaque: they are in no set and in no window's length.
+    Processes are taken one by one, each from where the axis of the one before ends, so that memory is that of one.
     """
-    operations, n = trace.operations, len(windows)
-    used = np.flatnonzero((windows.of_operation >= 0) & (kinds != int(Kind.GRAPH)))
-    group, kind = windows.of_operation[used], kinds[used]
-    start, end = operations.start_ns[used], operations.end_ns[used]
-    base, last = _extent(group, start, end, n)
-    if max((last - base).sum(dtype=float), (operations.end_ns - operations.start_ns).sum(dtype=float)) > LONGEST_SUM_NS:
+    operations = trace.operations
+    if (operations.end_ns - operations.start_ns).sum(dtype=float) > LONGEST_SUM_NS:
         raise InputError(f"{trace.report.path}: its times add up to more than a century: they cannot be true")
-    offset = np.concatenate([np.zeros(1, np.int64), np.cumsum(last - base + 1)])
+    parts = []
+    origin = 0
+    for process in np.unique(windows.process).tolist() or [-1]:
+        rows = slice(*np.searchsorted(operations.process, [process, process + 1]).tolist())
+        mine = slice(*np.searchsorted(windows.process, [process, process + 1]).tolist())
+        parts.append(_measure_process(trace, kinds, windows, focus, process, rows, mine, origin))
+        origin = int(parts[-1].offset[-1])
+        if origin > LONGEST_SUM_NS:
+            raise InputError(f"{trace.report.path}: its windows add up to more than a century: they cannot be true")
+    return Measured(
+        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+        offset=np.concatenate([part.offset[:-1] for part in parts] + [parts[-1].offset[-1:]]),
+        base=np.concatenate([part.base for part in parts]),
+        compute=_chain([part.compute for part in parts]),
+        comm=_chain([part.comm for part in parts]),
+    )
+
+
+def _measure_process(
+    trace: Trace,
+    kinds: NDArray[np.int8],
+    windows: Windows,
+    focus: Bools | None,
+    process: int,
+    rows: slice,
+    mine: slice,
+    origin: int,
+) -> Measured:
+    """``measure`` of the operations ``rows`` and windows ``mine`` of one process, its axis starting at ``origin``."""
+    operations, n = trace.operations, mine.stop - mine.start
+    kind, group = kinds[rows], windows.of_operation[rows] - mine.start
+    used = np.flatnonzero((group >= 0) & (kind != int(Kind.GRAPH)))
+    group, kind = group[used], kind[used]
+    start, end, launch = (column[rows][used] for column in (operations.start_ns, operations.end_ns, operations.launch_ns))
+    base, last = _extent(group, start, end, n)
+    offset = origin + np.concatenate([np.zeros(1, np.int64), np.cumsum(last - base + 1)])
     shift = (offset[:-1] - base)[group]
     start, end = start + shift, end + shift
-    order = np.argsort(start, kind="stable")
-    used, group, kind, start, end = used[order], group[order], kind[order], start[order], end[order]
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        used, group, kind, start, end, launch = (column[order] for column in (used, group, kind, start, end, launch))
 
-    is_compute = kind == int(Kind.COMPUTE) if focus is None else (kind == int(Kind.COMPUTE)) & focus[used]
+    is_compute = kind == int(Kind.COMPUTE) if focus is None else (kind == int(Kind.COMPUTE)) & focus[rows][used]
     is_comm, is_memory = kind == int(Kind.COMM), kind == int(Kind.MEMORY)
     compute, comm = _select(start, end, is_compute), _select(start, end, is_comm)
     both = intervals.union(start[is_compute | is_comm], end[is_compute | is_comm])
@@ -162,54 +194,54 @@ def measure(trace: Trace, kinds: NDArray[np.int8], windows: Windows, focus: Bool
         "start_ns": base,
         "end_ns": last,
     }
-    launch = operations.launch_ns[used]
-    columns |= _tail_and_order(trace, windows, group, launch, end, is_compute, is_comm, focus is not None)
+    in_backward = _in_backward(trace, process, launch)
+    columns |= _tail_and_order(n, group, launch, end, is_compute, is_comm, in_backward, focus is not None)
     return Measured(columns=columns, offset=offset, base=base, compute=compute, comm=comm)
 
 
+def _chain(sets: Sequence[Intervals]) -> Intervals:
+    """One set of several that follow each other on the axis."""
+    return Intervals(np.concatenate([item.start for item in sets]), np.concatenate([item.end for item in sets]))
+
+
 def _tail_and_order(
-    trace: Trace, windows: Windows, group: Int64, launch: Int64, end: Int64, is_compute: Bools, is_comm: Bools, is_focus: bool
+    n: int, group: Int64, launch: Int64, end: Int64, is_compute: Bools, is_comm: Bools, in_backward: Bools, is_focus: bool
 ) -> dict[str, Int64]:
     """``tail_ns``, and ``n_before_last_compute``: comm launched before the last (focus, else backward) compute's launch."""
-    n = len(windows)
     known = launch != MISSING
-    last_comm_launch, last_comm_end = np.full(n, MISSING, np.int64), np.full(n, MISSING, np.int64)
-    np.maximum.at(last_comm_launch, group[is_comm], launch[is_comm])
-    np.maximum.at(last_comm_end, group[is_comm], end[is_comm])
-    in_backward = _in_backward(trace, windows, group, launch)
+    last_comm_launch, last_comm_end = _latest(group, launch, is_comm, n), _latest(group, end, is_comm, n)
     has_backward = np.zeros(n, bool)
     has_backward[group[in_backward & is_compute]] = True
     backward = is_compute & known & np.where(has_backward[group], in_backward, launch < last_comm_launch[group])
-    last_backward_end = np.full(n, MISSING, np.int64)
-    np.maximum.at(last_backward_end, group[backward], end[backward])
+    last_backward_end = _latest(group, end, backward, n)
     is_told = (last_backward_end != MISSING) & (last_comm_end != MISSING)
     tail = np.where(is_told, np.maximum(last_comm_end - np.where(is_told, last_backward_end, 0), 0), MISSING)
 
     ordering = is_compute & known if is_focus else is_compute & known & (in_backward | ~has_backward[group])
-    last_compute_launch = np.full(n, MISSING, np.int64)
-    np.maximum.at(last_compute_launch, group[ordering], launch[ordering])
+    last_compute_launch = _latest(group, launch, ordering, n)
     before = is_comm & known & (launch < last_compute_launch[group])
     count = np.bincount(group[before], minlength=n)
     all_known = np.bincount(group[is_comm & ~known], minlength=n) == 0
     return {"tail_ns": tail, "n_before_last_compute": np.where(all_known & (last_compute_launch != MISSING), count, MISSING)}
 
 
-def _in_backward(trace: Trace, windows: Windows, group: Int64, launch: Int64) -> Bools:
-    """Which operations were launched inside a ``backward`` range of their process."""
+def _latest(group: Int64, time: Int64, mask: Bools, n: int) -> Int64:
+    """The greatest time of the masked rows of each window, MISSING where it has none."""
+    latest = np.full(n, MISSING, np.int64)
+    np.maximum.at(latest, group[mask], time[mask])
+    return latest
+
+
+def _in_backward(trace: Trace, process: int, launch: Int64) -> Bools:
+    """Which launches of a process lie inside one of its ``backward`` ranges."""
     is_backward = np.array([(m := marks.parse(text)) is not None and m.kind == "backward" for text in trace.texts], bool)
-    inside = np.zeros(len(group), bool)
-    if not is_backward.any():
-        return inside
-    process = windows.process[group]
-    for owner in np.unique(windows.process).tolist():
-        rows = np.flatnonzero(is_backward[trace.ranges.text] & (trace.ranges.process == owner))
-        if not len(rows):
-            continue
-        ends = trace.ranges.end_ns[rows].astype(np.int64)
-        cover = intervals.union(trace.ranges.start_ns[rows].astype(np.int64), np.where(ends == MISSING, 2**62, ends))
-        mine = np.flatnonzero((process == owner) & (launch != MISSING))
-        inside[mine] = intervals.covered(cover, launch[mine], launch[mine] + 1) > 0
-    return inside
+    rows = np.flatnonzero(is_backward[trace.ranges.text] & (trace.ranges.process == process)) if is_backward.any() else []
+    if not len(rows):
+        return np.zeros(len(launch), bool)
+    ends = trace.ranges.end_ns[rows].astype(np.int64)
+    cover = intervals.union(trace.ranges.start_ns[rows].astype(np.int64), np.where(ends == MISSING, 2**62, ends))
+    known = np.where(launch == MISSING, 0, launch)
+    return (launch != MISSING) & (intervals.covered(cover, known, known + 1) > 0)
 
 
 def rows(measured: Measured, at: int) -> dict[str, Any]:

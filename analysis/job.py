@@ -34,7 +34,7 @@ from ddpprof.model import (
     Warning,
 )
 
-BUCKET_LIMIT = 100_000
+BUCKET_LIMIT = 10_000
 """More communication intervals than this are not listed one by one unless asked for."""
 
 _COUNTS = ("n_compute", "n_comm", "n_memory", "n_before_last_compute", "compute_sum_ns", "comm_sum_ns")

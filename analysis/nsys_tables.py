@@ -7,10 +7,11 @@ and rows travel as Arrow through ADBC. Nothing here knows what a table means.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -21,10 +22,14 @@ from ddpprof.errors import InputError
 from ddpprof.model import MISSING
 
 Int64 = NDArray[np.int64]
+T = TypeVar("T")
 
 _STRINGS: Final = frozenset({"id", "value"})
 SPLIT_ROWS: Final = 200_000
 """Tables larger than this are read by two threads, each on its half of the row ids."""
+
+BATCH_ROWS: Final = 131_072
+"""Rows that travel together."""
 
 
 class Tables(Protocol):
@@ -40,8 +45,15 @@ class Tables(Protocol):
         """Names of all tables."""
         ...
 
-    def integers(self, table: str, columns: Sequence[str]) -> Mapping[str, Int64]:
-        """The columns as int64, MISSING where the value is null or not an integer."""
+    def chunks(self, table: str, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
+        """``convert`` of each run of rows, in row order: what it returns is all that is kept of them.
+
+        It may be called from two threads at once, and again from the start where the first pass met a value of another type.
+        """
+        ...
+
+    def integers(self, table: str, columns: Sequence[str]) -> Rows:
+        """The whole columns as int64, MISSING where the value is null or not an integer."""
         ...
 
     def texts(self, table: str, column: str) -> pa.Array:
@@ -55,6 +67,14 @@ class Tables(Protocol):
     def matching_strings(self, pattern: str) -> Mapping[int, str]:
         """Texts of StringIds that an RE2 pattern finds, by id."""
         ...
+
+
+Rows = dict[str, Int64]
+"""Some rows of a table: column name to int64 values, MISSING where the value is null or not an integer."""
+
+
+class _NotIntegers(Exception):
+    """A column was declared to hold integers and does not."""
 
 
 def decode(raw: bytes) -> str:
@@ -85,19 +105,18 @@ class SqliteTables:
     def columns(self, table: str) -> frozenset[str]:
         return frozenset(self._table(table).columns.keys()) if table in self._names else frozenset()
 
-    def integers(self, table: str, columns: Sequence[str]) -> Mapping[str, Int64]:
+    def chunks(self, table: str, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
         from sqlalchemy import case, func, select
 
         cells = [self._table(table).c[name] for name in columns]
         try:
-            rows = self._read_split(select(*cells), table)
-            is_plain = all(pa.types.is_integer(item.type) for item in rows.schema)
-        except InputError:  # the driver takes each column's type from its first rows, and refuses another type further down
-            is_plain = False
-        if not is_plain:
+            return self._stream_split(select(*cells), table, columns, convert)
+        except (_NotIntegers, InputError):  # the driver takes a type from the first rows, and refuses another further down
             careful = [case((func.typeof(cell) == "integer", cell)).label(cell.name) for cell in cells]
-            rows = self._read_split(select(*careful), table)
-        return {name: to_int64(rows.column(at)) for at, name in enumerate(columns)}
+            return self._stream_split(select(*careful), table, columns, convert)
+
+    def integers(self, table: str, columns: Sequence[str]) -> Rows:
+        return _joined(self.chunks(table, columns, dict), columns)
 
     def texts(self, table: str, column: str) -> pa.Array:
         from sqlalchemy import LargeBinary, cast, literal_column, select, union_all
@@ -116,8 +135,8 @@ class SqliteTables:
         found: dict[int, str] = {}
         for at in range(0, len(wanted), 1000):
             rows = self._read(select(key, cast(value, LargeBinary).label("value")).where(key.in_(wanted[at : at + 1000])))
-            pairs = zip(to_int64(rows.column(0)).tolist(), rows.column(1).to_pylist(), strict=True)
-            found |= {number: decode(raw) for number, raw in pairs if isinstance(raw, bytes)}
+            pairs = zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True)
+            found |= {number: decode(raw) for number, raw in pairs if isinstance(raw, bytes) and isinstance(number, int)}
         return found
 
     def matching_strings(self, pattern: str) -> Mapping[int, str]:
@@ -145,19 +164,38 @@ class SqliteTables:
             self._reflected[name] = table(name, *(column(item["name"]) for item in found))
         return self._reflected[name]
 
-    def _read_split(self, query: Any, table: str) -> pa.Table:
-        """Rows of ``query`` over ``table``, in row order; by two threads when there are many."""
+    def _stream_split(self, query: Any, table: str, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
+        """``_stream`` of a whole table, by two threads on their halves of the row ids when there are many rows."""
         from sqlalchemy import func, literal_column, select
 
         rowid: Any = literal_column("rowid")
         last = self._read(select(func.max(rowid)).select_from(self._table(table))).column(0)[0].as_py()
         if not isinstance(last, int) or last < SPLIT_ROWS:
-            return self._read(query)
+            return self._stream(query, columns, convert)
+        halves = [query.where(rowid <= last // 2), query.where(rowid > last // 2)]
         with ThreadPoolExecutor(2) as pool:
-            parts = list(pool.map(self._read, [query.where(rowid <= last // 2), query.where(rowid > last // 2)]))
-        return pa.concat_tables(parts) if parts[0].schema == parts[1].schema else self._read(query)
+            first, second = pool.map(lambda half: self._stream(half, columns, convert), halves)
+        return first + second
+
+    def _stream(self, query: Any, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
+        """``convert`` of each batch of rows. Raises _NotIntegers for a column that holds something else."""
+        with self._cursor(query) as cursor:
+            batches = cursor.fetch_record_batch()
+            if not all(pa.types.is_integer(item.type) for item in batches.schema):
+                raise _NotIntegers
+            return [
+                convert({name: to_int64(batch.column(at)) for at, name in enumerate(columns)})
+                for batch in batches
+                if batch.num_rows
+            ]
 
     def _read(self, query: Any) -> pa.Table:
+        with self._cursor(query) as cursor:
+            return cursor.fetch_arrow_table()
+
+    @contextmanager
+    def _cursor(self, query: Any) -> Iterator[Any]:
+        """A cursor that has executed ``query``; what the driver raises meanwhile is InputError."""
         from adbc_driver_manager import Error
         from adbc_driver_sqlite import dbapi
         from sqlalchemy.dialects import sqlite
@@ -165,9 +203,9 @@ class SqliteTables:
         text = str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
         try:
             with dbapi.connect(self._uri) as connection, connection.cursor() as cursor:
-                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
+                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": BATCH_ROWS})
                 cursor.execute(text)
-                return cursor.fetch_arrow_table()
+                yield cursor
         except (Error, pa.ArrowException, OSError) as error:
             raise self._damaged(error) from None
 
@@ -200,9 +238,16 @@ class ParquetTables:
     def columns(self, table: str) -> frozenset[str]:
         return self._columns.get(table, frozenset())
 
-    def integers(self, table: str, columns: Sequence[str]) -> Mapping[str, Int64]:
-        read = self._read(table, columns)
-        return {name: to_int64(read.column(name)) for name in columns}
+    def chunks(self, table: str, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
+        batches = self._read(table, columns).to_batches(BATCH_ROWS)
+        return [
+            convert({name: to_int64(batch.column(at)) for at, name in enumerate(columns)})
+            for batch in batches
+            if batch.num_rows
+        ]
+
+    def integers(self, table: str, columns: Sequence[str]) -> Rows:
+        return _joined(self.chunks(table, columns, dict), columns)
 
     def texts(self, table: str, column: str) -> pa.Array:
         return _as_binary(self._read(table, [column]).column(0))
@@ -264,7 +309,7 @@ def check_sqlite(path: Path) -> None:
             raise InputError(f"{path}: is still being written (there is a {log.name})", "Wait until the export has finished.")
 
 
-def to_int64(column: pa.ChunkedArray) -> Int64:
+def to_int64(column: pa.Array) -> Int64:
     """An Arrow column as int64, MISSING where it is null or not an integer; unsigned values wrap as SQLite's do."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -273,16 +318,18 @@ def to_int64(column: pa.ChunkedArray) -> Int64:
     if column.null_count:
         is_unsigned = pa.types.is_uint64(column.type)
         column = column.fill_null(MISSING % 2**64) if is_unsigned else column.cast(pa.int64()).fill_null(MISSING)
-    out = np.empty(len(column), np.int64)
-    at = 0
-    for chunk in column.chunks:
-        out[at : at + len(chunk)] = chunk.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        at += len(chunk)
-    return out
+    values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return values.astype(np.int64, copy=False)
+
+
+def _joined(parts: list[Rows], columns: Sequence[str]) -> Rows:
+    """All rows of successive parts, which are taken apart."""
+    return {name: np.concatenate([part.pop(name) for part in parts] or [np.empty(0, np.int64)]) for name in columns}
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return line if len(line) <= 160 else f"{line[:160]}…"  # SQLite repeats the statement that it does not understand
 
 
 def _as_binary(column: pa.ChunkedArray) -> pa.Array:

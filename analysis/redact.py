@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ddpprof import marks
-from ddpprof.analysis import assemble, load, nsys_reader
+from ddpprof.analysis import assemble, load, nsys_events, nsys_reader
 from ddpprof.analysis import nsight_schema as schema
 from ddpprof.analysis.nsys_tables import SqliteTables, Tables, decode
 from ddpprof.analysis.sqlite_pages import leftover_bytes, wipe_leftovers
@@ -93,7 +93,7 @@ def _open(path: Path) -> Tables:
     if path.is_file() and load.is_kineto(path):
         raise InputError(
             f"{path}: only nsys exports can be redacted, not a torch.profiler trace",
-            "Share the numbers instead, they tell nothing private: ddpprof analyze FILE --format json",
+            "Share the numbers instead: ddpprof analyze FILE --format json",
         )
     return nsys_reader.open_export(path)
 
@@ -117,7 +117,7 @@ def _shared_tables(tables: Tables, keep_ranges: str | None) -> Iterator[tuple[st
     """Name and rows of each table of the copy, StringIds last; ids of strings are given out anew."""
     ids: dict[str, int] = {}
     for table, shared in schema.SHARED.items():
-        name = nsys_reader.find_table(tables, table) if shared.required else table
+        name = nsys_events.find_table(tables, table) if shared.required else table
         if name is not None and (there := tables.columns(name)):
             integers = [column for column in shared.integers if column in there]
             rows: dict[str, Any] = dict(tables.integers(name, integers)) if integers else {}
@@ -138,7 +138,7 @@ def _with_texts(
         case schema.CAPTURE | schema.SYSTEM:
             return _named(_environments(nsys_reader.name_values(tables, name)))
         case schema.KERNEL | schema.RUNTIME | schema.OVERHEAD:
-            names_of = {schema.KERNEL: nsys_reader.kernel_names, schema.RUNTIME: _call_names, schema.OVERHEAD: _overhead_names}
+            names_of = {schema.KERNEL: nsys_events.kernel_names, schema.RUNTIME: _call_names, schema.OVERHEAD: _overhead_names}
             columns = [column for column in schema.SHARED[table].strings if column in there]
             old = tables.integers(name, columns) if columns else {}
             return rows | {column: _renumbered(tables, values, names_of[table], ids) for column, values in old.items()}
@@ -211,8 +211,8 @@ def _range_texts(
     n = len(kind)
     is_range = np.isin(kind, (*schema.NVTX_PUSH_POP, *schema.NVTX_START_END))
     text_id = tables.integers(name, ["textId"])["textId"] if "textId" in there else np.full(n, MISSING)
-    pattern = nsys_reader.wanted_pattern(keep_ranges)
-    codes, texts = nsys_reader.match_texts(tables, name, text_id, is_range, pattern)
+    pattern = nsys_events.wanted_pattern(keep_ranges)
+    codes, texts = nsys_events.match_texts(tables, name, text_id, is_range, pattern)
     new_id = np.full(len(texts) + 1, MISSING)
     for code in np.unique(codes[is_range]).tolist():
         text = _kept_text(texts[code]) if code >= 0 else RANGE
@@ -226,25 +226,23 @@ def _range_texts(
     return {"textId": np.where(is_range, new_id[codes], MISSING), "text": domains}
 
 
-_TELLING: Final = re.compile(nsys_reader.wanted_pattern(None))
+_TELLING: Final = re.compile(nsys_events.wanted_pattern(None))
 
 
 def _kept_text(text: str) -> str:
     """A text that is needed as it is (the "/" in a mark is no path); one that was asked for without paths."""
     if _TELLING.search(text):
         return text
-    short = nsys_reader.without_paths(text)
+    short = nsys_events.without_paths(text)
     return RANGE if _TELLING.search(short) else short
 
 
 def _diagnostics(tables: Tables, name: str, rows: Mapping[str, Int64]) -> dict[str, Any]:
-    """The sentences that an analysis shows."""
+    """The rows with those of their sentences that an analysis shows."""
     if "severity" not in rows or "text" not in tables.columns(name):
         return dict(rows)
     pairs = zip(rows["severity"].tolist(), nsys_reader.text_column(tables, name, "text"), strict=True)
-    texts = np.array([nsys_reader.shown_diagnostic(severity, text) for severity, text in pairs], object)
-    keep = texts != None  # noqa: E711
-    return {column: values[keep] for column, values in rows.items()} | {"text": texts[keep]}
+    return {**rows, "text": [nsys_reader.shown_diagnostic(severity, text) for severity, text in pairs]}
 
 
 def stand_in(identity: str) -> str | None:

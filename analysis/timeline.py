@@ -33,6 +33,7 @@ def timeline(traces: Sequence[Trace], options: job.Options | None = None) -> Tim
 def _rank_lanes(part: job.Part, shift: int, options: job.Options) -> list[tuple[RankLanes, int | None]]:
     trace, windows = part.trace, part.windows
     measured = part.focused or part.measured
+    overlap = intervals.intersection(measured.compute, measured.comm)
     numbered = {}
     for row in buckets.attribute(trace, part.kinds, windows, part.measured):
         if row["bucket"] is not None:
@@ -44,7 +45,6 @@ def _rank_lanes(part: job.Part, shift: int, options: job.Options) -> list[tuple[
         at = [window for window in mine if part.reasons[window] is None][-1:] or mine[-1:]
         process, device = int(windows.process[at[0]]), int(windows.device[at[0]])
         rows = np.flatnonzero(windows.of_operation == at[0])
-        overlap = intervals.intersection(measured.compute, measured.comm)
         low, high = measured.offset[at[0]], measured.offset[at[0] + 1]
         inside = (overlap.start >= low) & (overlap.start < high)
         back = measured.base[at[0]] - low + shift
