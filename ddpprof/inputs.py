@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpprof import marks
-from ddpprof.errors import InputError, UsageError
+from ddpprof import nsys as nsight
+from ddpprof.errors import InputError, ToolError, UsageError
 from ddpprof.model import Analysis, Records, Trace, Warning
 from ddpprof.rundir import RunDir, read_records
 
@@ -63,29 +66,33 @@ def read(
     step_pattern: str | None = None,
     ranks: Sequence[str] = (),
     nsys: str | None = None,
+    skips_broken: bool = True,
     say: Say = lambda line: None,
     over: Over = lambda items, title: items,
 ) -> Input:
     """The Input of one job. ``ranks`` are ``FILE=N``; ``over`` wraps long loops (a progress bar).
 
-    A folder's reports are all read; one of them that cannot be is left out with a warning. What was named itself must be
-    readable, or InputError.
+    A folder's reports are all read; with ``skips_broken`` one of them that cannot be is left out with a warning. What was
+    named itself must be readable, or InputError; ToolError when a report needs nsys and there is none.
     """
-    from ddpprof.analysis import load
+    from ddpprof.analysis import kernels, load
 
     if not paths:
         raise UsageError("nothing to analyze", "Give a report, a run folder or a folder of reports.")
+    if step_pattern is not None:
+        kernels.patterns([step_pattern], "--step-range")
     run = RunDir(paths[0]) if len(paths) == 1 and RunDir(paths[0]).is_run() else None
     named, found = set(paths), [report for path in paths for report in _reports(path)]
     traces, warnings, places = [], [], []
+    exporter = functools.cache(lambda: nsight.find(nsys, say=say))
     for path in over(found, "reading"):
         try:
-            ready, notes = _readable(path, nsys, say)
+            ready, notes = _readable(path, exporter, say)
             traces.append(load.read(ready, step_pattern))
         except InputError as error:
-            if path in named or len(found) == 1:
+            if path in named or len(found) == 1 or not skips_broken:
                 raise
-            notes = [Warning(code="capture-incomplete", message=f"{path.name} left out: {error.message.rpartition(': ')[2]}")]
+            notes = [Warning(code="capture-incomplete", message=f"{path.name} left out: {reason(error)}")]
         else:
             places.append(path)
         warnings += notes
@@ -103,6 +110,11 @@ def read(
         case=manifest.get("case"),
         warnings=(*warnings, *_from_manifest(manifest)),
     )
+
+
+def reason(error: InputError) -> str:
+    """What an error says, less the path it begins with."""
+    return error.message.partition(": ")[2] or error.message
 
 
 def _from_manifest(manifest: Mapping[str, Any]) -> Iterable[Warning]:
@@ -128,7 +140,7 @@ def _reports(path: Path) -> list[Path]:
         if not found:
             raise InputError(f"{path}: the run left no capture", "It ended as its summary says; see summary.md in it.")
         return found
-    found = sorted(item for item in path.iterdir() if load.is_report(item))
+    found = sorted(item for item in path.iterdir() if load.is_report(item) and not _is_ours(item))
     exported = {item.with_suffix("") for item in found if item.suffix == ".sqlite"}
     found = [item for item in found if item.suffix not in load.REPORT_SUFFIXES or item.with_suffix("") not in exported]
     if not found:
@@ -136,39 +148,57 @@ def _reports(path: Path) -> list[Path]:
     return found
 
 
-def _readable(path: Path, nsys: str | None, say: Say) -> tuple[Path, list[Warning]]:
+def _is_ours(path: Path) -> bool:
+    """Whether a file is one of our own JSON reports, which may well lie beside the captures."""
+    try:
+        with path.open("rb") as file:
+            return file.read(32).startswith(b'{\n  "format_version"')
+    except OSError:  # a folder, or what may not be read: the reader will say so
+        return False
+
+
+def _readable(path: Path, exporter: Callable[[], nsight.Nsys], say: Say) -> tuple[Path, list[Warning]]:
     """A file that a reader reads: the export of one in Nsight's own format, made when it is missing or stale."""
-    from ddpprof import nsys as tool
     from ddpprof.analysis import load
 
     if path.suffix in load.REPORT_SUFFIXES:
-        tool.check_is_report(path)
+        nsight.check_is_report(path)
         exported = path.with_suffix(".sqlite")
-        if exported.exists() and not tool.is_stale(path, exported):
+        if exported.exists() and not nsight.is_stale(path, exported):
             return exported, []
+        if not os.access(path.parent, os.W_OK):
+            raise InputError(
+                f"{path}: no permission to write its export beside it",
+                f"Export it elsewhere and analyze that: ddpprof export {path} -o PLACE.sqlite",
+            )
+        tool = exporter()
         say(f"exporting {path.name} with nsys")
-        return tool.export(tool.find(nsys, say=say), path), []
+        try:
+            return nsight.export(tool, path), []
+        except ToolError as error:
+            raise InputError(error.message, error.hint) from None
     if path.suffix == ".sqlite":
         for suffix in load.REPORT_SUFFIXES:
             report = path.with_suffix(suffix)
-            if report.exists() and tool.is_stale(report, path):
+            if report.exists() and nsight.is_stale(report, path):
                 note = f"{path.name} is older than {report.name}: export it again with ddpprof export {report.name}"
                 return path, [Warning(code="stale-export", message=note)]
     return path, []
 
 
 def _given_ranks(texts: Sequence[str], places: Sequence[Path]) -> dict[int, int]:
-    """``FILE=N`` by trace index; FILE is a path as given, or its name alone when that is clear."""
+    """``FILE=N`` by trace index; FILE is a path as given, or its name alone when that is clear, and given once."""
     given: dict[int, int] = {}
     for text in texts:
         name, _, number = text.rpartition("=")
         if not name or not marks.RANK.fullmatch(number):
             raise UsageError(f"--rank {text}: not FILE=N", "Example: --rank node1.sqlite=4")
-        matches = [at for at, path in enumerate(places) if name in (str(path), path.name)]
+        matches = [at for at, path in enumerate(places) if str(Path(name)) in (str(path), path.name)]
         if len(matches) != 1:
             what = "no input" if not matches else f"{len(matches)} inputs"
             raise UsageError(
                 f"--rank {text}: {what} of that name", f"Inputs are: {', '.join(str(path) for path in places[:8])}"
             )
-        given[matches[0]] = int(number)
+        if given.setdefault(matches[0], int(number)) != int(number):
+            raise UsageError(f"--rank {text}: it has rank {given[matches[0]]} already", "Give each report one rank.")
     return given

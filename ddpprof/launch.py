@@ -128,8 +128,11 @@ def run(
         return Finished(status, err.read().decode(errors="replace"), timed_out)
 
 
-def explain_failure(finished: Finished, run: RunDir, ranks: int) -> WorkloadError | ToolError:
-    """The error that tells which rank of a failed job died first, and its last words: no traceback, no host name."""
+def explain_failure(finished: Finished, run: RunDir, ranks: int | None = None) -> WorkloadError | ToolError:
+    """The error that tells which rank of a failed job died first, and its last words: no traceback, no host name.
+
+    ``ranks`` None: it is not known how many there are.
+    """
     if finished.timed_out:
         return WorkloadError("the job did not end in time and was stopped", "A rank may be waiting for one that is not there.")
     deaths = _deaths(finished.stderr_tail)
@@ -144,7 +147,7 @@ def explain_failure(finished: Finished, run: RunDir, ranks: int) -> WorkloadErro
     words = plain or _without_host(words)
     if rank is None:
         return ToolError(f"the job {words}", hint)
-    return WorkloadError(f"rank {rank} of {ranks} {words}", hint)
+    return WorkloadError(f"rank {rank}{'' if ranks is None else f' of {ranks}'} {words}", hint)
 
 
 def check_capacity(ranks: int, device: str, share_gpu: bool, gpu_count: int) -> None:

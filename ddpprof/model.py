@@ -297,12 +297,12 @@ class LayoutRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """Last line of a rank that failed: the first line of the error only."""
+    """Last line of a rank that failed: the first line of the error, and the parameters that DDP found unused."""
 
     rank: int = column("id", "RANK")
     step: int = column("id", "step in which it failed")
     error: str = column("text", "class of the exception")
-    message: str = column("text", "its first line")
+    message: str = column("text", "its first line, and the names of parameters that DDP found unused")
     is_expected: bool = column("text", "true when the case must fail in just this way")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddpprof.errors import ToolError
 
-OTHER_WAYS = "Give your own nsys with --nsys or DDPPROF_NSYS, or capture with torch.profiler: --capture torch."
+OTHER_WAYS = "Give your own nsys with --nsys or DDPPROF_NSYS; a case can be captured without: --capture torch."
 
 _ARCHIVES = {"debian": ("non-free", ("trixie", "bookworm")), "ubuntu": ("multiverse", ())}
 """Distribution to the component that holds nsys, and the suites worth asking beside the machine's own (newest wins)."""

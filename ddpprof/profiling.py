@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddpprof import __version__, inputs, launch, machine
 from ddpprof import nsys as nsight
-from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError
+from ddpprof.errors import InputError, ToolError, UsageError
 from ddpprof.model import Analysis, Records
 from ddpprof.rundir import RunDir, read_records, whole_folder
 
@@ -136,7 +136,7 @@ def profile_job(
         with working(f"{Path(command[0]).name} under nsys {tool.version}"):
             finished = launch.run(line, env=launch.environment({}), log_dir=work, say=say)
         if finished.returncode != 0:
-            raise launch.explain_failure(finished, run, settings.ranks)
+            raise launch.explain_failure(finished, run)
         _export(run, tool, [None])
         _write_manifest(
             run, {"case": None, "nsys_version": tool.version, "device": "cuda" if has_cuda else "cpu", "warnings": []}
@@ -146,7 +146,9 @@ def profile_job(
         try:
             found = inputs.read([work])
         except InputError as error:
-            raise ToolError(f"the job ran, but its capture shows nothing to measure: {_reason(error)}", error.hint) from None
+            raise ToolError(
+                f"the job ran, but its capture shows nothing to measure: {inputs.reason(error)}", error.hint
+            ) from None
 
         outcome = Outcome(folder=folder, analysis=found.analyze(Options()), records=Records(), results=())
         _write_reports(found, outcome, run)
@@ -169,7 +171,7 @@ def _plan(case: Case, settings: Settings, say: Say) -> _Plan:
             f"--iterations {settings.iterations}: at least one timed step is needed", "Give --iterations 1 or more."
         )
     if settings.port is not None and (problem := launch.port_problem(settings.port)):
-        raise UsageError(f"--port {problem}", "Leave --port out to get a free one.")
+        raise UsageError(f"--{problem}", "Leave --port out to get a free one.")
     _need("torch")
     nsys, warnings = _choose_capture(case, settings, say)
     job = launch.Job(
@@ -295,20 +297,12 @@ def _verify(analysis: Analysis, records: Records, plan: _Plan) -> None:
             )
 
 
-def _lost_marks(plan: _Plan, error: InputError) -> DdpprofError:
+def _lost_marks(plan: _Plan, error: InputError) -> CaptureLost:
     """What a report with nothing in it means, given what made it."""
-    if plan.nsys is not None:
-        pair = f"nvtx {version('nvtx')} with nsys {plan.nsys.version}"
-        return CaptureLost(
-            f"the capture holds no mark of any rank ({pair}): {_reason(error)}",
-            "See what is wrong with: ddpprof doctor",
-        )
-    return error
-
-
-def _reason(error: InputError) -> str:
-    """What an error says, less the path of a run folder that is not yet in its place."""
-    return error.message.partition(": ")[2] or error.message
+    made_by = f"nvtx {version('nvtx')} with nsys {plan.nsys.version}" if plan.nsys else "torch.profiler"
+    return CaptureLost(
+        f"the capture holds no mark of any rank ({made_by}): {inputs.reason(error)}", "See what is wrong with: ddpprof doctor"
+    )
 
 
 def _short(numbers: Sequence[int | None]) -> str:
@@ -376,7 +370,7 @@ def _manifest(case: Case, settings: Settings, plan: _Plan, attempt: int, warning
         "iterations": plan.job.iterations,
         "seed": plan.job.seed,
         "attempts": attempt,
-        "command": _command_line(case, settings, plan),
+        "command": None if case.is_variant else _command_line(case, settings, plan),
         "nsys_version": plan.nsys.version if plan.nsys else None,
         "warnings": list(warnings),
     }
@@ -386,8 +380,8 @@ def _command_line(case: Case, settings: Settings, plan: _Plan) -> str:
     """The command that makes this run again; no paths."""
     parts = ["ddpprof", "profile", case.name, "--ranks", str(settings.ranks), "--device", plan.job.device]
     parts += ["--share-gpu"] * plan.job.share_gpu + ["--report-per-rank"] * plan.job.report_per_rank
+    parts += ["--capture", "torch"] * (plan.job.capture == "torch")
     parts += ["--iterations", str(settings.iterations), "--seed", str(settings.seed)]
-    parts += [] if settings.bucket_cap_mb is None else ["--bucket-cap-mb", f"{settings.bucket_cap_mb:g}"]
     return shlex.join(parts)
 
 

@@ -75,7 +75,9 @@ class RunDir:
             raise InputError(f"{self.path}: not a run folder (no {MANIFEST})", "Make one with: ddpprof profile CASE") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{self.manifest}: cannot be read: {error}") from None
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or not (
+            isinstance(data.get("case"), str | None) and isinstance(data.get("warnings"), list | None)
+        ):
             raise InputError(f"{self.manifest}: not a manifest")
         return data
 
@@ -136,13 +138,34 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def whole_files(folder: Path) -> Iterator[Path]:
+    """A temporary folder whose files move into ``folder`` when the block ends well, and vanish when it does not.
+
+    Files of ``folder`` with other names stay as they are.
+    """
+    with _disk_errors(folder):
+        is_new = not folder.exists()
+        _make_parent(folder / MANIFEST)
+        partial = Path(tempfile.mkdtemp(prefix=".partial.", dir=folder))
+        try:
+            yield partial
+            for path in partial.iterdir():
+                path.replace(folder / path.name)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+@contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside ``path`` that takes its place when the block ends well; the old one stays till then.
 
     Only a run folder or an empty one is ever replaced: anything else there is somebody's work, and DdpprofError.
+    An error of the block that names the temporary folder names ``path`` instead.
     """
     with _disk_errors(path):
-        if path.exists() and not (path.is_dir() and (RunDir(path).is_run() or not any(path.iterdir()))):
+        if path.exists() and not _is_replaceable(path):
             raise DdpprofError(f"{path}: exists and is not a run folder", "Choose another place with -o; nothing was changed.")
         _make_parent(path)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -150,8 +173,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
             yield partial
             partial.chmod(0o777 & ~_umask())
             _take_place(partial, path)
+        except DdpprofError as error:
+            message, hint = (text and text.replace(str(partial), str(path)) for text in (error.message, error.hint))
+            raise type(error)(message or "", hint) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether ``path`` is an empty folder, or a run folder by its manifest (other programs have files of that name)."""
+    if not path.is_dir():
+        return False
+    return not any(path.iterdir()) or (RunDir(path).is_run() and "case" in RunDir(path).read_manifest())
 
 
 def _take_place(partial: Path, path: Path) -> None:

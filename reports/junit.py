@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 from xml.etree import ElementTree
 
+from ddpprof.reports.quantities import clean
 from ddpprof.rundir import whole_file
 
 
@@ -24,15 +25,18 @@ class Result(Protocol):
 
 
 def render(results: Iterable[Result]) -> str:
-    """The XML document; an expectation that cannot be told is an error, one that does not hold a failure."""
+    """The XML document; an expectation that cannot be told is an error, one that does not hold a failure.
+
+    Control characters, which no XML may hold, are spelt out.
+    """
     results = list(results)
     counts = {verdict: str(sum(result.verdict == verdict for result in results)) for verdict in ("fail", "unknown")}
-    numbers: dict[str, str] = {"tests": str(len(results)), "failures": counts["fail"], "errors": counts["unknown"]}
-    suite = ElementTree.Element("testsuite", name="ddpprof check", **numbers)
+    numbers = {"tests": str(len(results)), "failures": counts["fail"], "errors": counts["unknown"]}
+    suite = ElementTree.Element("testsuite", {"name": "ddpprof check"} | numbers)
     for result in results:
-        case = ElementTree.SubElement(suite, "testcase", classname=result.rank, name=result.expectation)
+        case = ElementTree.SubElement(suite, "testcase", classname=clean(result.rank), name=clean(result.expectation))
         if result.verdict != "pass":
-            ElementTree.SubElement(case, "failure" if result.verdict == "fail" else "error", message=result.seen)
+            ElementTree.SubElement(case, "failure" if result.verdict == "fail" else "error", message=clean(result.seen))
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 

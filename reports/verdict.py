@@ -180,8 +180,8 @@ def _window(analysis: Analysis) -> str:
     steps = {row.steps for row in analysis.ranks} or {0}
     least, most = min(steps), max(steps)
     text = counted(most, "complete step") if least == most else f"{least} to {most} complete steps"
-    numbers = {row.step for row in analysis.breakdown if row.complete}
+    numbers = {row.step for row in analysis.breakdown if row.reason is None}
     if most == 1 and len(numbers) == 1 and None not in numbers:
         text += f" (step {numbers.pop()})"
-    left = len({row.step for row in analysis.breakdown if not row.complete})
+    left = len({row.step for row in analysis.breakdown if row.reason is not None})
     return f"{text}, {left} left out" if left else text

@@ -139,6 +139,10 @@ def ranks(analysis: Analysis) -> Table:
         least = Values("step min", "ns", [ends[0] for ends in spread], "shortest complete step")
         most = Values("step max", "ns", [ends[1] for ends in spread], "longest complete step")
         shown[3:3] = [least, most]
+    for sum_name, union_name in (("compute_sum_ns", "compute_ns"), ("comm_sum_ns", "comm_ns")):
+        if any(getattr(row, sum_name) != getattr(row, union_name) for row in rows):
+            at = next(index for index, column in enumerate(shown) if column.heading == union_name.removesuffix("_ns"))
+            shown[at + 1 : at + 1] = declared(RankRow, rows, sum_name)
     if analysis.evidence == "gpu-kernels":
         gpus = [number(row.gpu) for row in rows]
         shown.insert(0, Values("GPU", "id", gpus, "number of the physical GPU in this input, ? when unknown", is_key=True))
@@ -159,7 +163,7 @@ def steps(analysis: Analysis) -> Table:
     """One row for each step; those left out of the medians say why."""
     rows = analysis.breakdown
     length, *metrics = declared(StepRow, rows, *_METRICS)
-    used = ["yes" if row.complete else f"no: {row.reason or 'incomplete'}" for row in rows]
+    used = ["yes" if row.reason is None else f"no: {row.reason}" for row in rows]
     return table(
         "Steps",
         *identity(rows, analysis),

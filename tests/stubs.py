@@ -11,6 +11,14 @@ open(output, "w").write("export of " + open(sys.argv[-1]).read())
 """
 
 
+COPIES = """
+import shutil
+output = next(item for item in sys.argv if item.startswith("--output=")).removeprefix("--output=")
+shutil.copyfile(sys.argv[-1], output)
+"""
+"""For a "report" that is its own export."""
+
+
 def program(path: Path, body: str) -> Path:
     """A Python script at ``path`` that runs ``body``; ``sys`` is imported."""
     path.parent.mkdir(parents=True, exist_ok=True)

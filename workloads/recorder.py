@@ -4,6 +4,7 @@ No ``from __future__ import annotations`` here: DDP compares the annotations of 
 """
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,9 @@ LOGGER_TEXTS = {
     "rebuilt_per_bucket_param_indices",
 }
 """Text fields of the DDP logger that are kept, beside all its numbers; others name hosts, ports and devices."""
+
+
+_UNUSED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
 
 
 class Marker:
@@ -109,10 +113,12 @@ class Recorder:
         self.started_ns = 0
         self.is_kept = False
         self._index_of: dict[int, int] = {}
+        self._names: dict[int, str] = {}
 
     def watch(self, ddp: DistributedDataParallel) -> None:
         """Registers the recording hook, and has the DDP logger measure every step."""
         self._index_of = {id(parameter): index for index, parameter in enumerate(ddp.module.parameters())}
+        self._names = {index: name for index, (name, _) in enumerate(ddp.module.named_parameters())}
         ddp.register_comm_hook(self, allreduce)
         ddp._set_ddp_runtime_logging_sample_rate(1)
 
@@ -139,8 +145,10 @@ class Recorder:
         self.rows.append(LoggerRecord(rank=self.run.rank, step=self.step, fields=kept))
 
     def failure(self, error: BaseException, *, is_expected: bool) -> None:
-        """Records that the current step raised ``error``."""
+        """Records that the current step raised ``error``, and which parameters DDP says were left without a gradient."""
         kind, message = type(error).__name__, first_line(error)
+        if unused := _UNUSED.search(str(error)):
+            message += f"; without a gradient: {', '.join(self._names.get(int(at), at) for at in unused[1].split())}"
         row = FailureRecord(rank=self.run.rank, step=self.step, error=kind, message=message, is_expected=is_expected)
         self.rows.append(row)
 

@@ -1,7 +1,7 @@
 """The command line: turns arguments into library calls, values into output, errors into a line and a status.
 
-stdout carries the result, stderr the progress and the errors. Commands load on first use, so that ``ddpprof --help``
-needs neither numpy nor torch.
+stdout carries the result, stderr the progress and the errors: one or two lines each, what and where, and what to do.
+Commands load on first use, so that ``ddpprof --help`` needs neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -28,11 +29,21 @@ COMMANDS = {
     "analyze": "the numbers of any nsys or torch.profiler report",
     "check": "assert overlap per rank: for CI",
     "cases": "the workload cases",
+    "layout": "the DDP buckets of your own model, for one cap or several",
+    "facts": "check what is taken to be true of DDP on the installed PyTorch",
     "export": "an nsys report to SQLite",
     "redact": "a copy of a report that is fit to share",
     "doctor": "what this machine can do, and what to fix",
 }
 """Command name to its line in ``--help``; the command is ``ddpprof.cli.NAME:NAME``."""
+
+PATH = click.Path(path_type=Path, readable=False)
+"""A path of any kind: whether it can be read is told by who reads it, as an error of the input and not of the usage."""
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command's help: command lines to copy, one a line."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 class LateGroup(click.Group):
@@ -60,35 +71,29 @@ class LateGroup(click.Group):
 @click.group(
     cls=LateGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Examples:  ddpprof profile delay_cap4    ddpprof analyze report.sqlite    ddpprof COMMAND --help",
+    epilog=examples("ddpprof profile delay_cap4", "ddpprof analyze report.sqlite", "ddpprof check --help"),
 )
 @click.version_option(__version__, message="ddpprof %(version)s")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
-@click.option("-v", "--verbose", is_flag=True, help="More progress, and the traceback of an error.")
-@click.pass_context
-def cli(ctx: click.Context, quiet: bool, verbose: bool) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="With the traceback of an error.")
+@click.pass_obj
+def cli(progress: Progress, quiet: bool, verbose: bool) -> None:
     """Is my DDP communication hidden, on every rank? And if not, why?
 
     Captures every rank with Nsight Systems and measures, to the nanosecond, how much of the communication
     ran beside compute. Reads your own reports too: .sqlite, .nsys-rep, torch.profiler JSON.
     """
-    ctx.obj = Progress(quiet=quiet, verbose=verbose)
+    progress.quiet, progress.verbose = quiet, verbose
 
 
 class Progress:
     """Progress and remarks on stderr: a bar on a terminal, plain lines elsewhere, nothing under ``--quiet``."""
 
-    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
-        self.quiet = quiet
-        self.verbose = verbose
+    quiet = False
+    verbose = False
 
     def say(self, line: str) -> None:
         if not self.quiet:
-            click.echo(line, err=True)
-
-    def detail(self, line: str) -> None:
-        """A line for ``--verbose`` only."""
-        if self.verbose:
             click.echo(line, err=True)
 
     @contextmanager
@@ -128,39 +133,39 @@ def nearest(word: str, known: Any) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point: runs the command line and exits with its status (0, 1, 2, 3 or 130)."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    wants_traceback = "-v" in arguments[:2] or "--verbose" in arguments[:2]
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    progress = Progress()
     for number in (signal.SIGTERM, signal.SIGHUP):  # a job has a session of its own, where the terminal's end is not felt
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     try:
-        result = cli.main(arguments, prog_name="ddpprof", standalone_mode=False)
-        sys.stdout.flush()
+        # A reader that closes the pipe ends it here too, silently, with status 1.
+        result = cli.main(arguments, prog_name="ddpprof", standalone_mode=False, obj=progress)
         status = result if isinstance(result, int) else 0  # the code of an Exit that a command raised
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("ddpprof: interrupted", err=True)
         status = INTERRUPTED
-    except DdpprofError as error:
-        if wants_traceback:
-            traceback.print_exc()
-        click.echo(f"ddpprof: {error}", err=True)
-        status = error.exit_status
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
     except Exception as error:
-        if wants_traceback:
+        if progress.verbose:
             traceback.print_exc()
-        kind = type(error).__name__
-        click.echo(
-            f"ddpprof: internal error ({kind}: {error})\nThis is a bug in ddpprof: please report it with the output of -v.",
-            err=True,
-        )
-        status = 1
+        status, text = _told(error)
+        click.echo(f"ddpprof: {text}", err=True)
     sys.exit(status)
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    """The exit status of an error and its one or two lines."""
+    if isinstance(error, DdpprofError):
+        return error.exit_status, str(error)
+    if isinstance(error, click.ClickException):
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        command = context.command_path if context else "ddpprof"
+        return error.exit_code, f"{' '.join(error.format_message().split())}\nSee: {command} --help"
+    if isinstance(error, OSError):  # of the disk or the permissions, where no command foresaw it
+        place = f"{error.filename}: " if error.filename else ""
+        return 1, f"{place}{error.strerror or error}"
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return 1, f"internal error ({words})\nThis is a bug in ddpprof: please report it with the output of -v."
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpprof.cli import Progress
+from ddpprof.cli import PATH, Progress, examples
 from ddpprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpprof.model import Timeline
 
 
 @click.command(
-    epilog="Examples:  ddpprof analyze report.sqlite    ddpprof analyze runs/delay_cap4 --buckets"
-    "    ddpprof analyze rank*.nsys-rep --format json    ddpprof analyze report.sqlite --compute spin_kernel"
+    epilog=examples(
+        "ddpprof analyze report.sqlite",
+        "ddpprof analyze runs/delay_cap4 --buckets",
+        "ddpprof analyze rank*.nsys-rep --format json",
+        "ddpprof analyze report.sqlite --compute spin_kernel",
+    )
 )
-@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
+@click.argument("inputs", nargs=-1, required=True, type=PATH, metavar="INPUT...")
 @click.option(
-    "-f", "--format", "form", type=click.Choice(["text", "json", "csv", "markdown", "html"]), default="text", show_default=True
+    "-f",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "csv", "markdown", "html"]),
+    default="text",
+    show_default=True,
+    help="csv: the ranks, or what is asked for of buckets, steps, kinds.",
 )
-@click.option(
-    "-o", "--output", "folder", type=click.Path(path_type=Path), help="Write summary, rank reports and picture here too."
-)
+@click.option("-o", "--output", "folder", type=PATH, help="Write summary, rank reports and picture here too.")
 @click.option("--compute", metavar="PATTERN", help="Ask the same of this compute alone, e.g. spin_kernel.")
 @click.option("--comm", multiple=True, metavar="PATTERN", help="Also communication: kernels (or copies, by PtoP) of this name.")
 @click.option("--not-comm", multiple=True, metavar="PATTERN", help="Not communication, whatever it is called.")
@@ -38,7 +50,7 @@ from ddpprof.errors import UsageError
 @click.option("--show-kinds", is_flag=True, help="Show which name was taken for compute, comm or memory.")
 @click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with.")
 @click.pass_obj
-def analyze(progress: Progress, inputs: tuple[Path, ...], form: str, folder: Path | None, **flags: Any) -> None:
+def analyze(progress: Progress, /, inputs: tuple[Path, ...], form: str, folder: Path | None, **flags: Any) -> None:
     """How much communication ran beside compute, for every rank, exact to the nanosecond.
 
     INPUT: nsys .sqlite or .nsys-rep, a parquet export folder, torch.profiler .json[.gz], a run folder, a folder of
@@ -69,13 +81,16 @@ def analyze(progress: Progress, inputs: tuple[Path, ...], form: str, folder: Pat
     found = read.analyze(options)
     shown = found if flags["show_kinds"] else replace(found, kinds=())
     extra = {"per_step": flags["per_step"], "buckets": flags["buckets"], "kinds": flags["show_kinds"]}
-    if folder is not None:
+
+    def picture() -> Timeline:
         from ddpprof.analysis.timeline import timeline
+
+        return timeline(read.traces, replace(options, compute=found.focus.pattern if found.focus else None))
+
+    if folder is not None:
         from ddpprof.reports import files
 
-        files.write(
-            folder, shown, timeline(read.traces, replace(options, compute=found.focus and found.focus.pattern)), read.records
-        )
+        files.write(folder, shown, picture(), read.records)
         progress.say(f"reports are in {folder}")
     if form == "text":
         width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
@@ -85,12 +100,9 @@ def analyze(progress: Progress, inputs: tuple[Path, ...], form: str, folder: Pat
     elif form == "json":
         click.echo(tables.to_json(shown), nl=False)
     elif form == "html":
-        from ddpprof.analysis.timeline import timeline
         from ddpprof.reports import page
 
-        click.echo(
-            page.render(shown, timeline(read.traces, replace(options, compute=found.focus and found.focus.pattern))), nl=False
-        )
+        click.echo(page.render(shown, picture()), nl=False)
     else:
         which = (
             "buckets" if flags["buckets"] else "breakdown" if flags["per_step"] else "kinds" if flags["show_kinds"] else "ranks"
@@ -110,7 +122,10 @@ def _streams(text: str | None) -> frozenset[int] | None:
 def _steps(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    first, _, last = text.partition(":")
-    if not first.isdecimal() or (last and not last.isdecimal()):
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text, re.ASCII)
+    if match is None:
         raise UsageError(f"--step {text}: not a step number or A:B", "Examples: --step 4   --step 3:12")
-    return int(first), int(last or first)
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise UsageError(f"--step {text}: ends before it begins", f"Give --step {last}:{first}.")
+    return first, last

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddpprof.cli import CHECK_FAILED, Progress
-from ddpprof.errors import UsageError
+from ddpprof.cli import CHECK_FAILED, PATH, Progress, examples
+from ddpprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from ddpprof.analysis.check import Result
 
 
 @click.command(
-    epilog="Examples:  ddpprof check runs/delay_cap4    "
-    "ddpprof check report.sqlite --expect 'overlap_ratio>=0.6' --expect 'tail_ms<=2'"
+    epilog=examples(
+        "ddpprof check runs/delay_cap4",
+        "ddpprof check report.sqlite --expect 'overlap>0' --expect 'tail_ms<=2'",
+    )
 )
-@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
-@click.option("--case", "case_name", help="Take the expectations of this case (a run folder brings its own).")
+@click.argument("inputs", nargs=-1, required=True, type=PATH, metavar="INPUT...")
+@click.option("--case", "case_name", metavar="CASE", help="Take its expectations (a run folder brings its own case).")
 @click.option("--expect", multiple=True, metavar="EXPR", help="overlap>0, overlap_ratio>=0.6, tail_ms<=2, buckets==12, ...")
 @click.option("--compute", metavar="PATTERN", help="The compute that the expectations are about, e.g. spin_kernel.")
 @click.option("--comm", multiple=True, metavar="PATTERN", help="Also communication.")
 @click.option("--rank", "ranks", multiple=True, metavar="FILE=N", help="The rank of a report that does not tell it.")
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write the results as JUnit XML too.")
+@click.option("--junit", type=PATH, metavar="FILE", help="Write the results as JUnit XML too.")
 @click.pass_obj
 def check(
     progress: Progress,
@@ -46,18 +49,24 @@ def check(
     results = _results(inputs, case_name, expect, compute, comm, ranks, progress)
     if junit is not None:
         junit_report.write(junit, results)
-    bad = [result for result in results if result.verdict != "pass"]
-    for result in bad:
-        word = "FAIL" if result.verdict == "fail" else "CANNOT TELL"
-        click.echo(f"{word}  {result.rank}: {result.expectation}: {result.seen}")
+    status = tell(results)
     names = list(dict.fromkeys(result.expectation for result in results))
     n_ranks = len({result.rank for result in results})
-    n_good = n_ranks - len({result.rank for result in bad})
-    click.echo(f"{'ok' if not bad else 'not ok'}: {', '.join(names)} on {n_good} of {n_ranks} ranks")
-    if any(result.verdict == "fail" for result in bad):
-        raise click.exceptions.Exit(CHECK_FAILED)
-    if bad:
-        raise click.exceptions.Exit(1)
+    n_good = n_ranks - len({result.rank for result in results if result.verdict != "pass"})
+    click.echo(f"{'not ok' if status else 'ok'}: {', '.join(names)} on {n_good} of {n_ranks} ranks")
+    if status:
+        raise click.exceptions.Exit(status)
+
+
+def tell(results: Sequence[Result]) -> int:
+    """Prints one line for each rank on which something does not hold, or cannot be told; the exit status they make."""
+    for rank in dict.fromkeys(result.rank for result in results):
+        for verdict, word in (("fail", "FAIL"), ("unknown", "CANNOT TELL")):
+            seen = [f"{item.expectation}: {item.seen}" for item in results if (item.rank, item.verdict) == (rank, verdict)]
+            if seen:
+                click.echo(f"{word}  {rank}: {'; '.join(seen)}")
+    verdicts = {result.verdict for result in results}
+    return CHECK_FAILED if "fail" in verdicts else int("unknown" in verdicts)
 
 
 def _results(
@@ -81,13 +90,18 @@ def _results(
     manifest = run.read_manifest() if run else {}
     name = case_name or (manifest.get("case") if not expect else None)
     case = cases.find(name) if name else None
+    if case is not None and case.name == manifest.get("case"):
+        case = replace(case, bucket_cap_mb=manifest.get("bucket_cap_mb", case.bucket_cap_mb))
     if run is not None and case is not None and case.failure is not None:
-        return profiling.check_failure(case, read_records(run), int(manifest.get("ranks", 0)))
+        n_ranks = manifest.get("ranks")
+        if not isinstance(n_ranks, int) or n_ranks < 1:
+            raise InputError(f"{run.manifest}: does not tell how many ranks ran", f"Run it again: ddpprof profile {case.name}")
+        return profiling.check_failure(case, read_records(run), n_ranks)
     texts = [*expect, *(profiling.expectations_of(case) if case else ())]
     if not texts:
         raise UsageError("nothing is expected", "Give --expect 'overlap>0', or --case with one of `ddpprof cases`.")
     expectations = [parse(text) for text in texts]
-    read = sources.read(inputs, ranks=ranks, say=progress.say, over=progress.over)
+    read = sources.read(inputs, ranks=ranks, skips_broken=False, say=progress.say, over=progress.over)
     if compute is None and case is not None:
         compute = case.focus(read.traces[0].evidence)
     return judge(read.analyze(Options(compute=compute, comm=comm, buckets=True)), expectations)

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpprof.cli import Progress
+from ddpprof.cli import Progress, examples
 
 if TYPE_CHECKING:
     from ddpprof.checkup import Checkup
 
 
-@click.command(epilog="Examples:  ddpprof doctor    ddpprof doctor --no-test --format json")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.command(epilog=examples("ddpprof doctor", "ddpprof doctor --no-test --format json"))
+@click.option(
+    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: for programs."
+)
 @click.option("--nsys", metavar="PATH", help="The nsys to look at (also DDPPROF_NSYS).")
 @click.option("--no-test", is_flag=True, help="Only look: do not import torch, take no test capture.")
 @click.pass_obj

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from ddpprof.cli import Progress
+from ddpprof.cli import PATH, Progress, examples
 
 
-@click.command(epilog="Examples:  ddpprof export report.nsys-rep    ddpprof export report.nsys-rep -o /tmp/report.sqlite")
-@click.argument("report", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The export [REPORT with .sqlite].")
+@click.command(epilog=examples("ddpprof export report.nsys-rep", "ddpprof export report.nsys-rep -o /tmp/report.sqlite"))
+@click.argument("report", type=PATH)
+@click.option("-o", "--output", type=PATH, help="The export [REPORT with .sqlite].")
 @click.option("--force", is_flag=True, help="Export again even when the export is newer than the report.")
 @click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
 @click.pass_obj

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from ddpprof.cli import CHECK_FAILED, Progress
+from ddpprof.cli import PATH, Progress, examples
+from ddpprof.cli.check import tell
 from ddpprof.errors import UsageError
+
+OF_CASES = ("ranks", "share_gpu", "capture", "report_per_rank", "iterations", "seed", "port")
+"""Options that your own job has no use for."""
 
 
 class CaseOrCommand(click.Command):
@@ -23,8 +27,11 @@ class CaseOrCommand(click.Command):
 
 @click.command(
     cls=CaseOrCommand,
-    epilog="Examples:  ddpprof profile delay_cap4    ddpprof profile delay_cap64 --ranks 2 --share-gpu"
-    "    ddpprof profile -- torchrun --nproc-per-node 4 train.py",
+    epilog=examples(
+        "ddpprof profile delay_cap4",
+        "ddpprof profile delay_cap64 --ranks 2 --share-gpu",
+        "ddpprof profile -- torchrun --nproc-per-node 4 train.py",
+    ),
 )
 @click.argument("case", required=False, metavar="CASE | -- COMMAND...")
 @click.option("--ranks", default=4, show_default=True, help="Processes of the job.")
@@ -49,9 +56,9 @@ class CaseOrCommand(click.Command):
 @click.option("--port", type=int, help="Port for the ranks to meet at; a free one by default.")
 @click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
 @click.option("--range", "uses_range", is_flag=True, help="Your own job: record only between its cudaProfilerStart and Stop.")
-@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), help="The run folder [runs/CASE].")
+@click.option("-o", "--output", "folder", type=PATH, help="The run folder [runs/CASE].")
 @click.pass_context
-def profile(ctx: click.Context, case: str | None, uses_range: bool, **options: Any) -> None:
+def profile(ctx: click.Context, /, case: str | None, uses_range: bool, **options: Any) -> None:
     """Run a case (see `ddpprof cases`), or your own job after --, under capture; report per rank what overlapped.
 
     The run folder holds the report, its SQLite export, the ranks' records, a summary, one report for each rank and a
@@ -61,25 +68,28 @@ def profile(ctx: click.Context, case: str | None, uses_range: bool, **options: A
     from ddpprof.reports import text
 
     progress: Progress = ctx.obj
-    program = ctx.meta.get("program")
+    program: list[str] = ctx.meta.get("program", [])
     if (case is None) == (not program):
         raise UsageError("name one case, or your own job after --", "See the cases with: ddpprof cases")
+    for name in OF_CASES if program else ("uses_range",):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = next(parameter.opts[0] for parameter in ctx.command.params if parameter.name == name)
+            raise UsageError(f"{flag}: not for {'your own job' if program else 'a case'}", "See: ddpprof profile --help")
     settings = profiling.Settings(**options)
     if case is not None:
         outcome = profiling.profile_case(case, settings, say=progress.say, working=progress.working)
     else:
         outcome = profiling.profile_job(program, settings, uses_range=uses_range, say=progress.say, working=progress.working)
     if outcome.analysis is not None:
-        click.echo(text.render(outcome.analysis, records=outcome.records), nl=False)
-    failed = [result for result in outcome.results if result.verdict != "pass"]
-    ranks = {result.rank for result in outcome.results}
+        click.echo(text.render(outcome.analysis, records=outcome.records), nl=bool(outcome.results))
+    status = tell(outcome.results)
+    n_ranks = len({result.rank for result in outcome.results})
     if outcome.analysis is None:
-        click.echo(f"expected failure seen on {len(ranks) - len(failed)} of {len(ranks)} ranks")
-    elif outcome.results and not failed:
+        n_good = sum(result.verdict == "pass" for result in outcome.results)
+        click.echo(f"expected failure seen on {n_good} of {n_ranks} ranks")
+    elif outcome.results and not status:
         names = ", ".join(dict.fromkeys(result.expectation for result in outcome.results))
-        click.echo(f"\nAs {outcome.analysis.case} must be, on {len(ranks)} of {len(ranks)} ranks: {names}")
-    for result in failed:
-        click.echo(f"{result.verdict.upper()}  {result.rank}: expected {result.expectation}, {result.seen}")
+        click.echo(f"As {outcome.analysis.case} must be, on {n_ranks} of {n_ranks} ranks: {names}")
     progress.say(f"run folder: {outcome.folder}")
-    if failed:
-        raise click.exceptions.Exit(CHECK_FAILED)
+    if status:
+        raise click.exceptions.Exit(status)

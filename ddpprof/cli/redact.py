@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from ddpprof.cli import CHECK_FAILED, Progress
+from ddpprof.cli import CHECK_FAILED, PATH, Progress, examples
 from ddpprof.errors import UsageError
 
 
-@click.command(epilog="Examples:  ddpprof redact report.sqlite shared.sqlite    ddpprof redact --check shared.sqlite")
-@click.argument("source", type=click.Path(path_type=Path), metavar="IN")
-@click.argument("target", type=click.Path(path_type=Path), metavar="OUT", required=False)
+@click.command(epilog=examples("ddpprof redact report.sqlite shared.sqlite", "ddpprof redact --check shared.sqlite"))
+@click.argument("source", type=PATH, metavar="IN")
+@click.argument("target", type=PATH, metavar="[OUT]", required=False)
 @click.option("--check", "is_check", is_flag=True, help="Only say what IN still tells; exit status 3 when it does.")
 @click.option("--keep-ranges", multiple=True, metavar="PATTERN", help="Also keep the texts of these NVTX ranges.")
 @click.pass_obj
