@@ -146,7 +146,7 @@ class Operations:
 
     Numpy columns of one length, ordered by process, device, start. ``process`` indexes ``Trace.processes``,
     ``device`` is the process-local ordinal (-1: none), ``name`` indexes ``Trace.names``, ``launch_ns`` and
-    ``launch_thread`` are MISSING when the launch is not in the capture. Copies are named "memcpy HtoD" and the like, sets "memset".
+    ``launch_thread`` are MISSING when the launch is not in the capture. Copies are named "memcpy HtoD" and the like.
     """
 
     process: Ints
@@ -497,6 +497,18 @@ class Analysis:
             raise UsageError(f"no table {table!r}", f"Tables are {', '.join(names)}.")
         rows = [{item.name: getattr(row, item.name) for item in fields(row)} for row in getattr(self, table)]
         return pandas.DataFrame(rows, columns=[item.name for item in fields(names[table])])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Order statistics of unprofiled iterations; each is one of the measured values."""
+
+    n: int = column("count", "iterations")
+    median_ns: int = column("ns", "median (the lower middle one of an even number)", better="lower")
+    p95_ns: int = column("ns", "95th percentile, by nearest rank", better="lower")
+    min_ns: int = column("ns", "least", better="lower")
+    max_ns: int = column("ns", "greatest", better="lower")
+    mad_ns: int = column("ns", "median absolute deviation from the median", better="lower")
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -143,16 +143,20 @@ def profile_job(
         )
         from ddpprof.analysis.job import Options
 
+        nothing = None
         try:
             found = inputs.read([work])
+            analysis = found.analyze(Options())
+            outcome = Outcome(folder=folder, analysis=analysis, records=Records(), results=())
+            _write_reports(found, outcome, run)
         except InputError as error:
-            raise ToolError(
-                f"the job ran, but its capture shows nothing to measure: {inputs.reason(error)}", error.hint
-            ) from None
-
-        outcome = Outcome(folder=folder, analysis=found.analyze(Options()), records=Records(), results=())
-        _write_reports(found, outcome, run)
+            nothing = error
         _remove_logs(run)
+    if nothing is not None:
+        raise ToolError(
+            f"the job ran, but its capture shows nothing to measure: {inputs.reason(nothing)}",
+            f"{nothing.hint or 'See: ddpprof doctor'} The capture is kept in {folder}.",
+        )
     return outcome
 
 
