@@ -122,7 +122,7 @@ class SqliteTables:
         from sqlalchemy import LargeBinary, cast, literal_column, select, union_all
 
         text = cast(self._table(table).c[column], LargeBinary).label("text")
-        typed = select(literal_column("x''").label("text"))  # else a column that begins with many nulls is int64 to ADBC
+        typed: Any = select(literal_column("x''").label("text"))  # else a column that begins with many nulls is int64 to ADBC
         return _as_binary(self._read(union_all(typed, select(text))).column(0)).slice(1)
 
     def strings(self, ids: Iterable[int]) -> Mapping[int, str]:
@@ -179,8 +179,7 @@ class SqliteTables:
 
     def _stream(self, query: Any, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
         """``convert`` of each batch of rows. Raises _NotIntegers for a column that holds something else."""
-        with self._cursor(query) as cursor:
-            batches = cursor.fetch_record_batch()
+        with self._batches(query) as batches:
             if not all(pa.types.is_integer(item.type) for item in batches.schema):
                 raise _NotIntegers
             return [
@@ -190,23 +189,31 @@ class SqliteTables:
             ]
 
     def _read(self, query: Any) -> pa.Table:
-        with self._cursor(query) as cursor:
-            return cursor.fetch_arrow_table()
+        with self._batches(query) as batches:
+            return batches.read_all()
 
     @contextmanager
-    def _cursor(self, query: Any) -> Iterator[Any]:
-        """A cursor that has executed ``query``; what the driver raises meanwhile is InputError."""
-        from adbc_driver_manager import Error
-        from adbc_driver_sqlite import dbapi
+    def _batches(self, query: Any) -> Iterator[pa.RecordBatchReader]:
+        """The result of ``query``, batch by batch; what the driver raises meanwhile is InputError.
+
+        The driver is used without its DB-API layer, whose import takes longer than most reports.
+        """
+        import adbc_driver_manager
+        import adbc_driver_sqlite
         from sqlalchemy.dialects import sqlite
 
         text = str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
         try:
-            with dbapi.connect(self._uri) as connection, connection.cursor() as cursor:
-                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": BATCH_ROWS})
-                cursor.execute(text)
-                yield cursor
-        except (Error, pa.ArrowException, OSError) as error:
+            with (
+                adbc_driver_sqlite.connect(self._uri) as database,
+                adbc_driver_manager.AdbcConnection(database) as connection,
+                adbc_driver_manager.AdbcStatement(connection) as statement,
+            ):
+                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
+                statement.set_sql_query(text)
+                stream, _ = statement.execute_query()
+                yield pa.RecordBatchReader._import_from_c(stream.address)
+        except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
             raise self._damaged(error) from None
 
     def _damaged(self, error: BaseException) -> InputError:
