@@ -37,7 +37,6 @@ _RANGE_TYPES: Final = {
     "start_ns": np.int64,
     "end_ns": np.int64,
     "text": np.int32,
-    "domain": np.int32,
     "is_pushed": np.bool_,
 }
 
@@ -75,7 +74,7 @@ def _lanes(number: int, part: dict[str, NDArray[Any]]) -> list[tuple[int, int, i
 
 def ranges(columns: Mapping[str, NDArray[np.generic]]) -> Ranges:
     """The Ranges of a column for every field, ordered by start."""
-    typed = {name: columns[name].astype(kind, copy=False) for name, kind in _RANGE_TYPES.items()}
+    typed: dict[str, NDArray[Any]] = {name: columns[name].astype(kind, copy=False) for name, kind in _RANGE_TYPES.items()}
     order = np.argsort(typed["start_ns"], kind="stable")
     return Ranges(**{name: column[order] for name, column in typed.items()})
 
@@ -125,7 +124,7 @@ def times(raw: Int64, shift_ns: int) -> Int64:
 
 def possible(start: Int64, end: Int64) -> NDArray[np.bool_]:
     """Which intervals can be true: they end after they start, and lie within thirteen days of the others."""
-    known = (start != MISSING) & (end != MISSING) & (end > start)
+    known = np.asarray((start != MISSING) & (end != MISSING) & (end > start))
     if not known.any():
         return known
     middle = int(np.partition(start[known], known.sum() // 2)[known.sum() // 2])
@@ -141,5 +140,5 @@ def factorize(values: Int64) -> tuple[NDArray[np.int32], Int64]:
 
 def join(parts: Sequence[dict[str, NDArray[Any]]], name: str, kind: type) -> NDArray[Any]:
     """One column of all parts, taken out of them."""
-    columns = [part.pop(name).astype(kind, copy=False) for part in parts]
+    columns: list[NDArray[Any]] = [part.pop(name).astype(kind, copy=False) for part in parts]
     return np.concatenate(columns) if columns else np.empty(0, kind)

@@ -69,18 +69,18 @@ def find_windows(trace: Trace, *, step_pattern: str | None = None, whole_capture
         of_operation[low:high] = np.where(inverse < 0, -1, inverse + len(columns))
         columns += [(process, key // width - 1, key % width) for key in keys.tolist()]
         empty.append(0 if found is None else len(found) - len({key % width for key in keys.tolist()}))
-    process, device, place = np.array(columns, np.int64).reshape(-1, 3).T
+    owners, devices, places = np.array(columns, np.int64).reshape(-1, 3).T
     number, is_whole = np.full(len(columns), MISSING, np.int64), np.ones(len(columns), bool)
     for at, (owner, _, spot) in enumerate(columns):
         if owner in by_process:
             number[at], is_whole[at] = by_process[owner].number[spot], by_process[owner].is_whole[spot]
     return Windows(
-        process=process,
-        device=device,
+        process=owners,
+        device=devices,
         step=number,
-        position=place,
+        position=places,
         is_whole=is_whole,
-        is_step=np.isin(process, list(by_process)),
+        is_step=np.isin(owners, list(by_process)),
         of_operation=of_operation,
         empty_steps=tuple(empty),
     )
@@ -157,14 +157,16 @@ def _measure_process(
     kind, group = kinds[rows], windows.of_operation[rows] - mine.start
     used = np.flatnonzero((group >= 0) & (kind != int(Kind.GRAPH)))
     group, kind = group[used], kind[used]
-    start, end, launch = (column[rows][used] for column in (operations.start_ns, operations.end_ns, operations.launch_ns))
+    start, end = operations.start_ns[rows][used], operations.end_ns[rows][used]
+    launch = operations.launch_ns[rows][used]
     base, last = _extent(group, start, end, n)
     offset = origin + np.concatenate([np.zeros(1, np.int64), np.cumsum(last - base + 1)])
     shift = (offset[:-1] - base)[group]
     start, end = start + shift, end + shift
     if (start[1:] < start[:-1]).any():
         order = np.argsort(start, kind="stable")
-        used, group, kind, start, end, launch = (column[order] for column in (used, group, kind, start, end, launch))
+        used, group, kind = used[order], group[order], kind[order]
+        start, end, launch = start[order], end[order], launch[order]
 
     is_compute = kind == int(Kind.COMPUTE) if focus is None else (kind == int(Kind.COMPUTE)) & focus[rows][used]
     is_comm, is_memory = kind == int(Kind.COMM), kind == int(Kind.MEMORY)
@@ -235,13 +237,13 @@ def _latest(group: Int64, time: Int64, mask: Bools, n: int) -> Int64:
 def _in_backward(trace: Trace, process: int, launch: Int64) -> Bools:
     """Which launches of a process lie inside one of its ``backward`` ranges."""
     is_backward = np.array([(m := marks.parse(text)) is not None and m.kind == "backward" for text in trace.texts], bool)
-    rows = np.flatnonzero(is_backward[trace.ranges.text] & (trace.ranges.process == process)) if is_backward.any() else []
-    if not len(rows):
+    if not is_backward.any():
         return np.zeros(len(launch), bool)
+    rows = np.flatnonzero(is_backward[trace.ranges.text] & (trace.ranges.process == process))
     ends = trace.ranges.end_ns[rows].astype(np.int64)
     cover = intervals.union(trace.ranges.start_ns[rows].astype(np.int64), np.where(ends == MISSING, 2**62, ends))
     known = np.where(launch == MISSING, 0, launch)
-    return (launch != MISSING) & (intervals.covered(cover, known, known + 1) > 0)
+    return np.asarray((launch != MISSING) & (intervals.covered(cover, known, known + 1) > 0))
 
 
 def rows(measured: Measured, at: int) -> dict[str, Any]:

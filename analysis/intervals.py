@@ -56,7 +56,7 @@ def covered(cover: Intervals, start: Int64, end: Int64) -> Int64:
     """For each interval given (any order, may overlap), the length of it that lies in the set ``cover``."""
     if len(cover.start) == 0:
         return np.zeros(len(start), np.int64)
-    return np.maximum(_measure_before(cover, end) - _measure_before(cover, start), 0)
+    return np.asarray(np.maximum(_measure_before(cover, end) - _measure_before(cover, start), 0))
 
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:

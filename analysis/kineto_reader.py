@@ -279,7 +279,7 @@ def _calls(events: _Events) -> _Calls:
 def _ranges(events: _Events) -> Ranges:
     thread, start, end, text = _rows(events.host, 4)
     nothing = np.zeros(len(start), np.int64)
-    columns = {"process": nothing, "thread": thread, "start_ns": start, "end_ns": end, "text": text, "domain": nothing}
+    columns = {"process": nothing, "thread": thread, "start_ns": start, "end_ns": end, "text": text}
     return assemble.ranges(columns | {"is_pushed": np.ones(len(start), bool)})
 
 

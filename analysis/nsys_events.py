@@ -149,10 +149,11 @@ def _finder(process: NDArray[np.int32], correlation: Int64) -> Callable[[NDArray
 
         return look_up
     order = np.lexsort((correlation, process))
-    pairs = np.rec.fromarrays([process[order], correlation[order]], names="p,c")
+    pair = np.dtype([("process", np.int32), ("correlation", np.int64)])
+    pairs = np.rec.fromarrays([process[order], correlation[order]], dtype=pair)
 
     def bisect(asked: NDArray[np.int32], ids: Int64) -> Int64:
-        wanted = np.rec.fromarrays([asked, ids], names="p,c")
+        wanted = np.rec.fromarrays([asked, ids], dtype=pair)
         at = np.minimum(np.searchsorted(pairs, wanted), n - 1)
         return np.where(pairs[at] == wanted, order[at], -1)
 
@@ -332,7 +333,7 @@ def find_table(tables: Tables, table: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class HostRanges:
-    """The ranges kept; ``text`` and ``domain`` are codes into ``texts``, process still masked ids."""
+    """The ranges kept; ``text`` is a code into ``texts``, process still a masked id."""
 
     columns: Mapping[str, NDArray[np.generic]]
     texts: tuple[str, ...]
@@ -367,26 +368,27 @@ def read_ranges(tables: Tables, shift_ns: int, step_pattern: str | None) -> Host
     domains = _domains(tables, table, rows, domain_id) if "text" in there else {}
     codes, texts = match_texts(tables, table, text_id, is_range, wanted_pattern(step_pattern))
     keep = np.flatnonzero(is_range & (codes >= 0))
-    thread = rows["globalTid"][keep]
-    process = thread & PROCESS_MASK
-    where = [domains.get(key, "") for key in zip(process.tolist(), domain_id[keep].tolist(), strict=True)]
-    all_texts = list(texts)
-    places = {text: at for at, text in enumerate(all_texts)}
-    for text in dict.fromkeys(where):
-        if text not in places:
-            places[text] = len(all_texts)
-            all_texts.append(text)
-    end = rows["end"][keep]
+    keep = keep[~_foreign_marks(rows["globalTid"][keep] & PROCESS_MASK, domain_id[keep], domains, codes[keep], texts)]
+    thread, end = rows["globalTid"][keep], rows["end"][keep]
     columns = _range_columns(len(keep)) | {
-        "process": process,
+        "process": thread & PROCESS_MASK,
         "thread": thread,
         "start_ns": rows["start"][keep],
         "end_ns": end,
         "text": codes[keep],
-        "domain": np.array([places[text] for text in where], np.int32),
         "is_pushed": pushed[keep],
     }
-    return HostRanges(columns, tuple(all_texts), int((end == MISSING).sum()), int(is_range.sum()))
+    return HostRanges(columns, texts, int((end == MISSING).sum()), int(is_range.sum()))
+
+
+def _foreign_marks(
+    process: Int64, domain_id: Int64, domains: Mapping[tuple[int, int], str], codes: NDArray[np.int32], texts: Sequence[str]
+) -> NDArray[np.bool_]:
+    """Which ranges spell one of our marks (a step is anybody's) in a domain that is neither ours nor the default one."""
+    is_mark = np.array([(mark := marks.parse(text)) is not None and mark.kind != "step" for text in texts] or [False], bool)
+    keys = zip(process.tolist(), domain_id.tolist(), strict=True)
+    is_foreign = np.array([domains.get(key, "") not in ("", marks.DOMAIN) for key in keys], bool)
+    return np.asarray(is_foreign & is_mark[codes])
 
 
 def match_texts(
@@ -430,7 +432,7 @@ def _domains(tables: Tables, table: str, rows: Mapping[str, Int64], domain_id: I
 
 
 def _range_columns(n: int) -> dict[str, NDArray[np.generic]]:
-    names = ("process", "thread", "start_ns", "end_ns", "text", "domain", "is_pushed")
+    names = ("process", "thread", "start_ns", "end_ns", "text", "is_pushed")
     return {name: np.zeros(n, np.int64) for name in names}
 
 

@@ -215,7 +215,7 @@ def _build(path: Path, tables: Tables, session: _Session, calls: _Calls, device:
     evidence: Evidence = "gpu-kernels" if device.n_rows else "host-ranges"
     keys = _process_keys(device, host)
     place = {key: at for at, key in enumerate(keys.tolist())}
-    ranges = assemble.ranges(host.columns | {"process": _places(host.columns["process"], keys)})
+    ranges = assemble.ranges({**host.columns, "process": _places(host.columns["process"], keys)})
     opaque = frozenset(place[key] for key in device.graph_processes) | _hidden_graphs(calls, device, place)
     lost = tuple((place[key], start) for key, start in calls.lost if key in place)
     health = tuple(_health(session, calls, device, host, opaque, len(lost), place))
@@ -272,7 +272,7 @@ def _places(process: NDArray[np.generic], keys: Int64) -> NDArray[np.int32]:
     """Index of each process id among ``keys``, -1 where it is not one of them."""
     if not len(keys):
         return np.full(len(process), -1, np.int32)
-    at = np.minimum(np.searchsorted(keys, process), len(keys) - 1)  # type: ignore[call-overload]
+    at = np.minimum(np.searchsorted(keys, process), len(keys) - 1)
     return np.where(keys[at] == process, at, -1).astype(np.int32)
 
 

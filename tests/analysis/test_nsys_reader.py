@@ -58,9 +58,9 @@ def operations(trace: Trace) -> list[tuple[Any, ...]]:
 
 
 def ranges(trace: Trace) -> list[tuple[Any, ...]]:
-    """(pid, thread number, start, end, text, domain, pushed) in us; an open end is None."""
+    """(pid, thread number, start, end, text, pushed) in us; an open end is None."""
     its = trace.ranges
-    names = ("process", "thread", "start_ns", "end_ns", "text", "domain", "is_pushed")
+    names = ("process", "thread", "start_ns", "end_ns", "text", "is_pushed")
     return [
         (
             trace.processes[process].pid,
@@ -68,12 +68,9 @@ def ranges(trace: Trace) -> list[tuple[Any, ...]]:
             start // 1000,
             None if end == MISSING else end // 1000,
             trace.texts[text],
-            trace.texts[domain],
             is_pushed,
         )
-        for process, thread, start, end, text, domain, is_pushed in zip(
-            *(getattr(its, name).tolist() for name in names), strict=True
-        )
+        for process, thread, start, end, text, is_pushed in zip(*(getattr(its, name).tolist() for name in names), strict=True)
         if process >= 0
     ]
 
@@ -100,10 +97,10 @@ def test_every_generation_reads_the_same(report: Path, schema: str, nvtx: Any) -
     trace = read(report, TIMELINE, schema=schema, nvtx=nvtx)
     assert operations(trace) == EXPECTED
     assert sorted(ranges(trace)) == [
-        (100, 0, 2, 200, "rank/0/world/2", "ddpprof", True),
-        (100, 0, 2, 200, "step/1", "ddpprof", True),
-        (101, 0, -5, 190, "rank/1/world/2", "ddpprof", True),
-        (101, 0, 3, 190, "ProfilerStep#1", "", False),
+        (100, 0, 2, 200, "rank/0/world/2", True),
+        (100, 0, 2, 200, "step/1", True),
+        (101, 0, -5, 190, "rank/1/world/2", True),
+        (101, 0, 3, 190, "ProfilerStep#1", False),
     ]
     assert [(item.pid, item.rank, item.rank_source, item.world_size, item.window) for item in trace.processes] == [
         (100, 0, "mark", 2, (2_000, 200_000)),
@@ -409,22 +406,23 @@ def test_devices_without_work_are_not_listed(report: Path) -> None:
 
 
 def test_domain_ids_belong_to_their_process(report: Path) -> None:
-    """Domain 1 is NCCL's in one process and ours in the other."""
+    """Domain 1 is NCCL's in one process and ours in the other; our marks count in ours and the default one only."""
     rows: list[Row] = [
         K(0, 7, 0, 1, pid=100),
         K(0, 7, 0, 1, pid=200),
         N(1, 9, "ncclAllReduce", 100, "NCCL"),
-        N(2, 9, "step/1", 100, "ddpprof"),
-        N(3, 9, "step/1", 200, "ddpprof"),
+        N(2, 9, "backward", 100, "NCCL"),
+        N(3, 9, "backward", 200, "ddpprof"),
         N(4, 9, "ncclAllReduce", 200, "NCCL"),
-        N(5, 9, "iteration 4", 200),
+        N(5, 9, "forward", 200),
+        N(6, 9, "step/7", 200, "NCCL"),
     ]
-    assert [(pid, text, domain) for pid, _, _, _, text, domain, _ in ranges(read(report, rows))] == [
-        (100, "ncclAllReduce", "NCCL"),
-        (100, "step/1", "ddpprof"),
-        (200, "step/1", "ddpprof"),
-        (200, "ncclAllReduce", "NCCL"),
-        (200, "iteration 4", ""),
+    assert [(pid, text) for pid, _, _, _, text, _ in ranges(read(report, rows))] == [
+        (100, "ncclAllReduce"),
+        (200, "backward"),
+        (200, "ncclAllReduce"),
+        (200, "forward"),
+        (200, "step/7"),
     ]
 
 
