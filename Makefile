@@ -8,7 +8,7 @@ BIN = .venv/bin
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup profile analyze check cases doctor test test-quick lint bench clean
+.PHONY: help setup profile analyze check verify sweep history cases doctor test test-quick lint bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,6 +24,15 @@ analyze: .venv/ready ## the numbers of the last run of CASE
 
 check: .venv/ready ## assert on every rank what CASE must show
 	@$(BIN)/ddpprof check runs/$(CASE) $(OPTIONS)
+
+verify: .venv/ready ## the formal experiment: every case at 4 ranks, and its acceptance table
+	@$(BIN)/ddpprof verify --facts $(OPTIONS)
+
+sweep: .venv/ready ## CASE at several bucket caps: which to take
+	@$(BIN)/ddpprof sweep $(CASE) $(OPTIONS)
+
+history: .venv/ready ## the trend of CASE over the runs kept
+	@$(BIN)/ddpprof history $(CASE) $(OPTIONS)
 
 cases: .venv/ready ## what can be profiled
 	@$(BIN)/ddpprof cases $(OPTIONS)

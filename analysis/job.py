@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof import __version__
-from ddpprof.analysis import breakdown, buckets, kernels, steps
+from ddpprof.analysis import breakdown, buckets, kernels, steps, timing
 from ddpprof.analysis.breakdown import METRICS, Measured, Windows
 from ddpprof.errors import InputError, UsageError
 from ddpprof.model import (
@@ -116,6 +116,7 @@ def analyze(
         focus=_focus(parts, options, rank_rows),
         kinds=_kind_rows(parts),
         warnings=tuple(warnings),
+        timings=timing.of_ranks(records) if records is not None else (),
     )
 
 
@@ -244,7 +245,7 @@ def classify(trace: Trace, comm: Sequence[Any] = (), not_comm: Sequence[Any] = (
 
 def _only_steps(windows: Windows, wanted: tuple[int, int]) -> Windows:
     keep = np.flatnonzero((windows.step != MISSING) & (windows.step >= wanted[0]) & (windows.step <= wanted[1]))
-    place = np.full(len(windows) + 1, -1, np.int64)
+    place = np.full(len(windows) + 1, -1, np.int32)
     place[keep] = np.arange(len(keep))
     columns = {name: getattr(windows, name)[keep] for name in ("process", "device", "step", "position", "is_whole", "is_step")}
     return replace(windows, of_operation=place[windows.of_operation], empty_steps=(), **columns)

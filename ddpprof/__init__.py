@@ -7,10 +7,15 @@ finds them beside it.
 
 from __future__ import annotations
 
+import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+BUCKET_CAP = "DDPPROF_BUCKET_CAP_MB"
+"""Environment variable in which `ddpprof sweep` hands the cap to somebody's own job."""
 
 _HERE = Path(__file__).resolve().parent
 if not (_HERE / "analysis").is_dir() and (_HERE.parent / "analysis" / "__init__.py").is_file():
@@ -18,14 +23,21 @@ if not (_HERE / "analysis").is_dir() and (_HERE.parent / "analysis" / "__init__.
 
 if TYPE_CHECKING:
     from ddpprof.inputs import analyze as analyze
+    from ddpprof.workloads.own import timed_step as timed_step
 
-__all__ = ["analyze"]
+__all__ = ["analyze", "ddp_kwargs", "timed_step"]
+
+_LATE = {"analyze": "ddpprof.inputs", "timed_step": "ddpprof.workloads.own"}
+
+
+def ddp_kwargs() -> dict[str, Any]:
+    """The keywords that let `ddpprof sweep` set the cap: ``DDP(model, **ddpprof.ddp_kwargs())``; none without a sweep."""
+    cap = os.environ.get(BUCKET_CAP)
+    return {"bucket_cap_mb": float(cap)} if cap else {}
 
 
 def __getattr__(name: str) -> Any:
-    """Late access to the one entry point of the library, so that ``import ddpprof`` stays cheap."""
-    if name == "analyze":
-        from ddpprof.inputs import analyze
-
-        return analyze
+    """Late access to what needs more than this file, so that ``import ddpprof`` stays cheap."""
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,6 +43,16 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def cpu_model() -> str | None:
+    """Model of the CPU, None when the kernel does not tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+    return found[1] if found else None
+
+
 def memory_bytes() -> int:
     """Physical memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -171,7 +171,7 @@ class Operations:
 class Ranges:
     """Host ranges that say something (marks, step ranges, collective calls), ordered by start.
 
-    ``text`` and ``domain`` index ``Trace.texts``; ``end_ns`` is MISSING for a range still open at the end;
+    ``text`` indexes ``Trace.texts``; ``end_ns`` is MISSING for a range still open at the end;
     ``is_pushed`` is true for push/pop ranges, which lie on one thread by definition. Start/end ranges may end on
     another thread.
     """
@@ -181,7 +181,6 @@ class Ranges:
     start_ns: Ints
     end_ns: Ints
     text: Ints
-    domain: Ints
     is_pushed: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -484,15 +483,16 @@ class Analysis:
     kinds: tuple[KindRow, ...]
     findings: tuple[Finding, ...] = ()
     warnings: tuple[Warning, ...] = ()
+    timings: tuple[TimingRow, ...] = ()
 
     def frame(self, table: str) -> Any:
-        """A pandas DataFrame of ``ranks``, ``breakdown``, ``buckets``, ``kinds``, ``findings`` or ``warnings``."""
+        """A pandas DataFrame of ``ranks``, ``breakdown``, ``buckets``, ``kinds``, ``timings``, ``findings`` or ``warnings``."""
         import pandas
 
         from ddpprof.errors import UsageError
 
         names = {"ranks": RankRow, "breakdown": StepRow, "buckets": BucketRow, "kinds": KindRow}
-        names |= {"findings": Finding, "warnings": Warning}
+        names |= {"findings": Finding, "warnings": Warning, "timings": TimingRow}
         if table not in names:
             raise UsageError(f"no table {table!r}", f"Tables are {', '.join(names)}.")
         rows = [{item.name: getattr(row, item.name) for item in fields(row)} for row in getattr(self, table)]
@@ -509,6 +509,170 @@ class Timing:
     min_ns: int = column("ns", "least", better="lower")
     max_ns: int = column("ns", "greatest", better="lower")
     mad_ns: int = column("ns", "median absolute deviation from the median", better="lower")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRow(Timing):
+    """One phase of the unprofiled iterations, of one rank or of the job."""
+
+    case: str | None = column("text", "name of the case")
+    rank: int | None = column("id", "rank of the job; missing for the job itself: in each step its slowest rank")
+    phase: str = column("text", "step, backward, backward host or optimizer host")
+    clock: str | None = column("text", "what it is timed with: cuda-event, or wall for the host's clock")
+    caution: str | None = column("text", "why no conclusion should rest on it; missing when it is steady")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Acceptance: the formal experiment, held against what must come out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceRow:
+    """One claim of the experiment, counted over all cases that it is about."""
+
+    group: str = column("text", "what the claim is about")
+    what: str = column("text", "the claim")
+    counted: str = column("text", "what is counted: rows, cases, ranks")
+    expected: int = column("count", "how many there must be")
+    seen: int = column("count", "how many there were that are as they must be")
+    verdict: Literal["PASS", "FAIL"] = column("text", "PASS when all that must be is there, and nothing else")
+    problems: tuple[str, ...] = column("text", "what is not as it must be, by case; none on PASS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockRow:
+    """The three clocks of one rank side by side, each with its own zero: never added, never subtracted."""
+
+    case: str = column("text", "name of the case")
+    rank: int = column("id", "rank of the job")
+    hook_ready_ns: int | None = column("ns", "first bucket ready, host time from the start of the captured step")
+    hook_launch_ns: int | None = column("ns", "last all-reduce call returned, host time from the start of the captured step")
+    logger_compute_ns: int | None = column("ns", "backward_compute_time of the DDP logger")
+    logger_comm_ns: int | None = column("ns", "backward_comm_time of the DDP logger")
+    logger_overlap_ns: int | None = column("ns", "backward_compute_comm_overlap_time of the DDP logger: a span, not overlap")
+    timeline_compute_ns: int = column("ns", "time with compute running, from the report")
+    timeline_comm_ns: int = column("ns", "time with communication running, from the report")
+    timeline_overlap_ns: int = column("ns", "time with both running, from the report")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The step of one case against that of another, by their medians; the ends are those of one deviation (MAD) each way."""
+
+    case: str = column("text", "name of the case")
+    against: str = column("text", "name of the case that it is compared with")
+    median_ratio: float = column("ratio", "median step of the one / median step of the other")
+    least_ratio: float = column("ratio", "(median − MAD) / (median + MAD)")
+    most_ratio: float | None = column("ratio", "(median + MAD) / (median − MAD); missing when that is no number above 0")
+    caution: str | None = column("text", "why no conclusion should rest on it; missing when both are steady")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What ``verify`` concludes. ``not_run`` are the cases that could not be run, each with the reason; ``timings`` are
+    those of the jobs; ``granularity`` is fine against coarse parameters, None when not both were timed.
+    """
+
+    ddpprof_version: str
+    torch_version: str | None
+    device: str
+    evidence: Evidence | None
+    cases: tuple[str, ...]
+    ranks: int
+    iterations: int
+    rows: tuple[AcceptanceRow, ...]
+    timings: tuple[TimingRow, ...]
+    granularity: Comparison | None
+    clocks: tuple[ClockRow, ...]
+    notes: tuple[str, ...]
+    not_run: tuple[str, ...]
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether every claim holds."""
+        return all(row.verdict == "PASS" for row in self.rows)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Sweep and history: runs beside each other
+
+
+TimedBy = Literal["iterations", "timed-steps", "captured-steps"]
+"""What step times of a sweep are: a case's unprofiled iterations, a script's ``ddpprof.timed_step``, steps under nsys."""
+
+Sameness = Literal["ignored", "fits", "parameters"]
+"""Why all caps of a sweep give the same buckets: the job ignores the cap, all fits below the smallest cap, or each bucket
+is as large as the largest cap already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapRow:
+    """One cap of a sweep. Overlap, exposed and tail are of one rank: the one with the most exposed communication."""
+
+    cap_mb: float = column("MiB", "bucket_cap_mb given to DDP")
+    rounds: int = column("count", "rounds that ended well")
+    timing: Timing | None = column("text", "step of the slowest rank over all rounds; missing when none was timed")
+    launches: int | None = column("count", "communication intervals a step; missing without a capture", better="lower")
+    bucket_bytes: tuple[int, ...] | None = column("bytes", "each bucket in order of launch; missing when not marked")
+    worst_rank: int | None = column("id", "rank with the most exposed communication")
+    overlap_ns: int | None = column("ns", "overlap on the worst rank", better="higher")
+    overlap_ratio: float | None = column("ratio", "overlap / comm on the worst rank", better="higher")
+    exposed_comm_ns: int | None = column("ns", "exposed communication on the worst rank", better="lower")
+    tail_ns: int | None = column("ns", "tail on the worst rank", better="lower")
+    is_correct: bool | None = column("text", "replicas equal, losses as at the other caps; missing when not recorded")
+    unsteady: str | None = column("text", "why no conclusion should rest on its iterations")
+    failure: str | None = column("text", "first line of what went wrong at this cap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The same job at several bucket caps, rows in order of cap.
+
+    ``recommended_mb`` are the caps whose spread does not set them apart from the fastest; none when there is no telling.
+    """
+
+    ddpprof_version: str
+    case: str | None
+    world_size: int | None
+    device: str
+    device_model: str | None
+    is_time_sliced: bool
+    evidence: Evidence
+    timed_by: TimedBy
+    clock: str | None
+    rounds: int
+    rows: tuple[CapRow, ...]
+    recommended_mb: tuple[float, ...]
+    sameness: Sameness | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRank(Metrics):
+    """The metrics of one rank of a kept run."""
+
+    rank: int | None = column("id", "rank of the job, missing when it could not be told")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRun:
+    """One run in the results database. ``timing`` is of unprofiled iterations, of captured steps where there are no others."""
+
+    finished_utc: str = column("text", "when it ended: ISO 8601, UTC")
+    case_name: str = column("text", "name of the case, job for somebody's own")
+    kind: str = column("text", "profile, or sweep for one cap of a sweep")
+    ddpprof_version: str = column("text", "version of ddpprof")
+    torch_version: str | None = column("text", "version of torch")
+    nsys_version: str | None = column("text", "version of nsys, missing when torch.profiler captured")
+    nccl_version: str | None = column("text", "version of NCCL, missing on a CPU run")
+    git_commit: str | None = column("text", "short hash of the working directory's commit")
+    device: str = column("text", "cuda or cpu")
+    device_model: str | None = column("text", "model of GPU or CPU")
+    evidence: str | None = column("text", "gpu-kernels or host-ranges; missing in runs kept before schema version 2")
+    clock: str | None = column("text", "what timing is measured with; missing when it was not recorded")
+    world_size: int | None = column("count", "ranks of the job")
+    bucket_cap_mb: float | None = column("MiB", "cap given to DDP")
+    timing: Timing | None = column("text", "step of the slowest rank; missing when none was timed")
+    ranks: tuple[KeptRank, ...] = column("text", "the metrics of each rank")
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ddpprof import __version__, inputs, launch, machine
+from ddpprof import BUCKET_CAP, __version__, inputs, launch, machine, results
 from ddpprof import nsys as nsight
 from ddpprof.errors import InputError, ToolError, UsageError
 from ddpprof.model import Analysis, Records
-from ddpprof.rundir import RunDir, read_records, whole_folder
+from ddpprof.rundir import STEPS_FOLDER, RunDir, read_records, whole_folder
 
 if TYPE_CHECKING:
     from ddpprof.analysis.check import Result
@@ -35,7 +35,7 @@ Working = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to run a job. ``folder`` None: ``runs/CASE`` below the working directory."""
+    """How to run a job. ``folder`` None: ``runs/CASE`` below the working directory; ``results`` None: kept in no database."""
 
     ranks: int = 4
     device: Device = "auto"
@@ -48,6 +48,7 @@ class Settings:
     bucket_cap_mb: float | None = None
     nsys: str | None = None
     folder: Path | None = None
+    results: str | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -81,11 +82,7 @@ def profile_case(
     Raises UsageError for what cannot be asked of this machine, WorkloadError when a rank died, ToolError when the capture
     does not hold what it must (with the known cause, where it is one).
     """
-    from ddpprof.workloads import cases
-
-    case = cases.find(name)
-    if settings.bucket_cap_mb is not None:
-        case = replace(case, bucket_cap_mb=settings.bucket_cap_mb)
+    case = _case(name, settings)
     plan = _plan(case, settings, say)
     folder = settings.folder or Path("runs") / case.name
     with whole_folder(folder) as work:
@@ -112,7 +109,32 @@ def profile_case(
             say(f"capturing again, attempt {attempt + 1} of {ATTEMPTS}")
             _clear(work)
         _remove_logs(run)
-    return replace(outcome, folder=folder)
+    return _kept(replace(outcome, folder=folder), settings, say)
+
+
+def find_outcome(name: str, settings: Settings) -> Outcome | None:
+    """The Outcome that ``profile_case`` left before, of these settings and the versions that are installed; else None.
+
+    None too when its run folder is not whole, or did not show what the case must show.
+    """
+    case = _case(name, settings)
+    run = RunDir(settings.folder or Path("runs") / case.name)
+    if not run.is_run():
+        return None
+    plan = _plan(case, settings, say=lambda line: None)
+    asked = _manifest(case, settings, plan, 1, []) | _versions()
+    try:
+        manifest, records = run.read_manifest(), read_records(run)
+        if any(manifest.get(key) != asked[key] for key in asked.keys() - {"attempts", "warnings"}):
+            return None
+        if case.failure is None:
+            _, outcome = _judge(case, plan, run, records)
+        else:
+            failures = check_failure(case, records, plan.job.ranks)
+            outcome = Outcome(folder=run.path, analysis=None, records=records, results=failures)
+    except (InputError, CaptureLost):
+        return None
+    return outcome if all(result.verdict == "pass" for result in outcome.results) else None
 
 
 def profile_job(
@@ -125,7 +147,8 @@ def profile_job(
 ) -> Outcome:
     """Runs the user's own job under nsys and leaves a run folder (``runs/job`` unless told otherwise).
 
-    With ``uses_range`` only what lies between the job's own cudaProfilerStart and Stop is recorded.
+    With ``uses_range`` only what lies between the job's own cudaProfilerStart and Stop is recorded. The cap of ``settings``
+    reaches the job as ``ddpprof.ddp_kwargs()``.
     """
     tool = nsight.find(settings.nsys, say=say)
     has_cuda = settings.device == "cuda" or (settings.device == "auto" and bool(machine.gpu_names()))
@@ -134,13 +157,12 @@ def profile_job(
         run = RunDir(work)
         line = nsight.profile_command(tool, run.nsys_report(), command, has_cuda=has_cuda, uses_range=uses_range)
         with working(f"{Path(command[0]).name} under nsys {tool.version}"):
-            finished = launch.run(line, env=launch.environment({}), log_dir=work, say=say)
+            finished = launch.run(line, env=launch.environment(own_variables(settings, run)), log_dir=work, say=say)
         if finished.returncode != 0:
             raise launch.explain_failure(finished, run)
         _export(run, tool, [None])
-        _write_manifest(
-            run, {"case": None, "nsys_version": tool.version, "device": "cuda" if has_cuda else "cpu", "warnings": []}
-        )
+        facts = {"case": None, "bucket_cap_mb": settings.bucket_cap_mb, "device": "cuda" if has_cuda else "cpu"}
+        _write_manifest(run, facts | {"nsys_version": tool.version, "warnings": []})
         from ddpprof.analysis.job import Options
 
         nothing = None
@@ -157,18 +179,36 @@ def profile_job(
             f"the job ran, but its capture shows nothing to measure: {inputs.reason(nothing)}",
             f"{nothing.hint or 'See: ddpprof doctor'} The capture is kept in {folder}.",
         )
-    return outcome
+    return _kept(outcome, settings, say)
 
 
 # --------------------------------------------------------------------------------------------------- before the run
 
 
+def device_of(settings: Settings) -> Literal["cuda", "cpu"]:
+    """Where a case runs: as asked, else on GPUs when there are enough and torch can use them."""
+    if settings.device != "auto":
+        return settings.device
+    n_gpus = len(machine.gpu_names())
+    enough = n_gpus >= settings.ranks or (settings.share_gpu and n_gpus > 0)
+    return "cuda" if enough and machine.torch_has_cuda() else "cpu"
+
+
+def own_variables(settings: Settings, run: RunDir) -> dict[str, str]:
+    """What somebody's own job finds in its environment: the cap, if there is one to set, and where to leave its step times."""
+    cap = {} if settings.bucket_cap_mb is None else {BUCKET_CAP: f"{settings.bucket_cap_mb:g}"}
+    return cap | {STEPS_FOLDER: str(run.path.resolve())}
+
+
+def _case(name: str, settings: Settings) -> Case:
+    from ddpprof.workloads import cases
+
+    case = cases.find(name)
+    return case if settings.bucket_cap_mb is None else replace(case, bucket_cap_mb=settings.bucket_cap_mb)
+
+
 def _plan(case: Case, settings: Settings, say: Say) -> _Plan:
-    device = settings.device
-    if device == "auto":
-        n_gpus = len(machine.gpu_names())
-        enough = n_gpus >= settings.ranks or (settings.share_gpu and n_gpus > 0)
-        device = "cuda" if enough and machine.torch_has_cuda() else "cpu"
+    device = device_of(settings)
     launch.check_capacity(settings.ranks, device, settings.share_gpu, len(machine.gpu_names()))
     if settings.iterations < 1:
         raise UsageError(
@@ -259,15 +299,20 @@ def _analyse(
     case: Case, settings: Settings, plan: _Plan, run: RunDir, records: Records, attempt: int
 ) -> tuple[inputs.Input, Outcome]:
     """The analysis of a capture that holds every rank's marks and every collective, and how its expectations came out."""
-    from ddpprof.analysis import check
-    from ddpprof.analysis.job import Options
-
     warnings = list(plan.warnings)
     if attempt > 1:
         warnings.append(
             {"code": "retried", "message": f"attempt {attempt}: earlier captures did not show what this case must show"}
         )
     _write_manifest(run, _manifest(case, settings, plan, attempt, warnings))
+    return _judge(case, plan, run, records)
+
+
+def _judge(case: Case, plan: _Plan, run: RunDir, records: Records) -> tuple[inputs.Input, Outcome]:
+    """What a run folder with its manifest shows, and whether it is what the case must show."""
+    from ddpprof.analysis import check
+    from ddpprof.analysis.job import Options
+
     try:
         found = inputs.read([run.path])
     except InputError as error:
@@ -361,6 +406,17 @@ def _write_reports(found: inputs.Input, outcome: Outcome, run: RunDir) -> None:
     files.write(run.path, outcome.analysis, picture, outcome.records if outcome.records.runs else None)
 
 
+def _kept(outcome: Outcome, settings: Settings, say: Say) -> Outcome:
+    """The same outcome, its metrics in the results database."""
+    from ddpprof.analysis.timing import job_steps, timing
+
+    if settings.results is not None and outcome.analysis is not None:
+        manifest = RunDir(outcome.folder).read_manifest()
+        run = results.describe(manifest, outcome.analysis, outcome.records, timing(job_steps(outcome.records)))
+        results.keep(settings.results, [run], say)
+    return outcome
+
+
 def _manifest(case: Case, settings: Settings, plan: _Plan, attempt: int, warnings: Sequence[dict[str, str]]) -> dict[str, Any]:
     return {
         "case": case.name,
@@ -390,16 +446,19 @@ def _command_line(case: Case, settings: Settings, plan: _Plan) -> str:
 
 
 def _write_manifest(run: RunDir, facts: dict[str, Any]) -> None:
-    facts = facts | {
+    finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    facts = {**facts, **_versions(), "driver_version": machine.driver_version(), "finished_utc": finished}
+    run.manifest.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def _versions() -> dict[str, Any]:
+    return {
         "format_version": 1,
         "ddpprof_version": __version__,
         "python_version": platform.python_version(),
         "torch_version": _version_of("torch"),
         "nvtx_version": _version_of("nvtx"),
-        "driver_version": machine.driver_version(),
-        "finished_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    run.manifest.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def _version_of(package: str) -> str | None:

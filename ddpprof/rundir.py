@@ -17,6 +17,9 @@ from ddpprof.model import RECORD_TABLES, Records
 
 MANIFEST = "manifest.json"
 
+STEPS_FOLDER = "DDPPROF_STEPS_FOLDER"
+"""Environment variable that names the folder in which somebody's own job is to leave its step times."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
@@ -40,6 +43,10 @@ class RunDir:
 
     def records(self, rank: int) -> Path:
         return self.path / f"records.rank{rank}.jsonl"
+
+    def steps(self, rank: int) -> Path:
+        """``steps.rankN.txt``: what ``ddpprof.timed_step`` wrote, number and nanoseconds of a step a line."""
+        return self.path / f"steps.rank{rank}.txt"
 
     def rank_report(self, rank: int | str) -> Path:
         """Stem of ``rankN.md``, ``rankN.json``."""
@@ -111,6 +118,19 @@ def read_records(run: RunDir) -> Records:
         layouts=tuple(rows["layout"]),
         failures=tuple(rows["failure"]),
     )
+
+
+def read_steps(run: RunDir) -> list[tuple[int, int]]:
+    """Number and length (ns) of every step that ``ddpprof.timed_step`` timed, all ranks. Raises InputError for other lines."""
+    rows = []
+    for path in sorted(run.path.glob("steps.rank*.txt")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                number, took_ns = map(int, line.split())
+            except ValueError:
+                raise InputError(f"{path}: not a line of ddpprof.timed_step: {line[:40]!r}") from None
+            rows.append((number, took_ns))
+    return rows
 
 
 _NAMES = {table: name for name, table in RECORD_TABLES.items()}

@@ -6,11 +6,10 @@ logger's "overlap" is a span.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
-from ddpprof.model import Analysis, BucketRecord, IterationRecord, Records
+from ddpprof.model import Analysis, BucketRecord, ClockRow, Records, TimingRow, columns
 from ddpprof.reports import quantities
 from ddpprof.reports.views import Table, Values, declared, from_step_start, identity, number, table
 
@@ -24,31 +23,38 @@ LOGGER = (
     "`backward_compute_comm_overlap_time` is the span from the first communication launch to the end of the backward "
     "compute: an upper bound, whether or not anything was in flight, and not overlap."
 )
+TIMED = "Timed iterations, without the profiler"
 
 
-def iterations(records: Records) -> Table:
-    """The run's own timing without the profiler, one row for each rank; P95 by nearest rank."""
-    timed = sorted((row for row in records.iterations if not row.is_captured), key=lambda row: row.rank)
-    groups = [list(group) for _, group in groupby(timed, key=lambda row: row.rank)]
-    clocks = {run.rank: run.clock for run in records.runs}
-    ranks = [group[0].rank for group in groups]
-
-    def quantile(heading: str, name: str, share: float) -> Values:
-        (column,) = declared(IterationRecord, (), name)
-        values = [sorted(getattr(row, name) for row in group)[math.ceil(share * len(group)) - 1] for group in groups]
-        return replace(column, heading=heading, values=values)
-
+def iterations(timings: Sequence[TimingRow]) -> Table:
+    """The run's own timing without the profiler, one row for each rank."""
+    of = {phase: [row for row in timings if row.phase == phase] for phase in dict.fromkeys(row.phase for row in timings)}
+    steps = of.get("step", [])
+    (p95,) = declared(TimingRow, steps, "p95_ns")
+    medians = {phase: declared(TimingRow, rows, "median_ns")[0] for phase, rows in of.items()}
+    shown = [replace(column, heading=f"{phase} median") for phase, column in medians.items()]
+    shown[1:1] = [replace(p95, heading="step P95")]
     return table(
-        "Timed iterations, without the profiler",
-        Values("rank", "id", ranks, "RANK", is_key=True),
-        Values("iterations", "count", [len(group) for group in groups], "timed iterations"),
-        quantile("step median", "step_ns", 0.5),
-        quantile("step P95", "step_ns", 0.95),
-        quantile("backward median", "backward_ns", 0.5),
-        quantile("backward host median", "backward_host_ns", 0.5),
-        quantile("optimizer host median", "optimizer_host_ns", 0.5),
-        Values("clock", "text", [clocks.get(rank) for rank in ranks], "what step and backward are timed with"),
+        TIMED,
+        *(replace(column, is_key=True) for column in declared(TimingRow, steps, "rank")),
+        *(replace(column, heading="iterations") for column in declared(TimingRow, steps, "n")),
+        *shown,
+        *declared(TimingRow, steps, "clock"),
     )
+
+
+def of_jobs(timings: Sequence[TimingRow]) -> Table:
+    """The timing of several jobs without the profiler: a row for each phase of each."""
+    keys = (replace(column, is_key=True) for column in declared(TimingRow, timings, "case", "phase"))
+    clock, n, *times = declared(TimingRow, timings, "clock", "n", "median_ns", "p95_ns", "min_ns", "max_ns", "mad_ns")
+    steady = Values("steady", "text", ["no" if row.caution else "yes" for row in timings])
+    return table(f"{TIMED}: in each step the slowest rank", *keys, clock, replace(n, heading="iterations"), *times, steady)
+
+
+def apart(rows: Sequence[ClockRow]) -> Table:
+    """The clocks of each rank in columns of their own."""
+    case, rank, *times = declared(ClockRow, rows, *(column.name for column in columns(ClockRow)))
+    return table("Three clocks", replace(case, is_key=True), replace(rank, is_key=True), *times)
 
 
 def hook_and_timeline(analysis: Analysis, records: Records) -> Table | None:

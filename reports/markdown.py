@@ -24,13 +24,13 @@ def render(
     tables = views.chosen(analysis, per_step=per_step, buckets=buckets, kinds=kinds)
     parts = [
         *_head(title, verdict.scope(analysis), analysis),
-        *map(_section, tables),
+        *map(section, tables),
         f"![Timeline of all ranks]({timeline})" if timeline else "",
-        *_timing(records),
+        *_run(analysis, records),
         *_notices(analysis),
         _definitions(tables),
     ]
-    return _document(parts)
+    return document(parts)
 
 
 def render_rank(analysis: Analysis, row: RankRow, records: Records | None = None) -> str:
@@ -40,14 +40,14 @@ def render_rank(analysis: Analysis, row: RankRow, records: Records | None = None
     tables = views.chosen(mine, per_step=True, buckets=True)[1:]
     parts = [
         *_head(verdict.row_name(row, analysis).capitalize(), verdict.whereabouts(row, analysis), mine),
-        _section(views.numbers(row)),
-        *map(_section, tables),
-        *_timing(ours),
+        section(views.numbers(row)),
+        *map(section, tables),
+        *_run(mine, ours),
         *_clocks(mine, ours),
         *_notices(mine),
         _definitions(tables),
     ]
-    return _document(parts)
+    return document(parts)
 
 
 def table(shown: views.Table) -> str:
@@ -60,7 +60,8 @@ def table(shown: views.Table) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 
-def _document(parts: Iterable[str]) -> str:
+def document(parts: Iterable[str]) -> str:
+    """The parts that are not empty, as paragraphs of one document."""
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -70,51 +71,51 @@ def _head(title: str, scope: str, analysis: Analysis) -> list[str]:
         escape(verdict.EVIDENCE[analysis.evidence]),
         escape(scope),
         f"**{verdict.QUESTION}** {escape(verdict.answer(analysis))}",
-        _list(escape(line) for line in verdict.cautions(analysis)),
+        bullets(escape(line) for line in verdict.cautions(analysis)),
     ]
 
 
-def _section(shown: views.Table) -> str:
+def section(shown: views.Table) -> str:
+    """A table under its title."""
     return f"## {escape(shown.title)}\n\n{table(shown)}"
 
 
-def _list(items: Iterable[str]) -> str:
+def bullets(items: Iterable[str]) -> str:
+    """A list of Markdown items."""
     return "\n".join(f"- {item}" for item in items)
 
 
 def _notices(analysis: Analysis) -> Iterable[str]:
     if analysis.findings:
         yield "## Findings"
-        yield _list(escape(verdict.finding_line(finding)) for finding in analysis.findings)
+        yield bullets(escape(verdict.finding_line(finding)) for finding in analysis.findings)
     if analysis.warnings:
         yield "## Warnings"
-        yield _list(f"`{warning.code}`: {escape(verdict.warning_line(warning, analysis))}" for warning in analysis.warnings)
+        yield bullets(f"`{warning.code}`: {escape(verdict.warning_line(warning, analysis))}" for warning in analysis.warnings)
 
 
 def _definitions(tables: Iterable[views.Table]) -> str:
-    lines = _list(f"{escape(heading)}: {escape(meaning)}" for heading, meaning in views.definitions(tables).items())
+    lines = bullets(f"{escape(heading)}: {escape(meaning)}" for heading, meaning in views.definitions(tables).items())
     return f"## What the columns mean\n\n{escape(views.SETS)} The JSON has every time in whole nanoseconds.\n\n{lines}"
 
 
-def _timing(records: Records | None) -> Iterable[str]:
+def _run(analysis: Analysis, records: Records | None) -> Iterable[str]:
     """The run's own timing and failures, as far as it recorded any."""
-    if records is None:
-        return
-    if any(not row.is_captured for row in records.iterations):
-        yield _section(clocks.iterations(records))
-    if records.failures:
+    if analysis.timings:
+        yield section(clocks.iterations(analysis.timings))
+    if records is not None and records.failures:
         yield "## Failures"
-        yield _list(escape(verdict.failure_line(failure)) for failure in records.failures)
+        yield bullets(escape(verdict.failure_line(failure)) for failure in records.failures)
 
 
 def _clocks(analysis: Analysis, records: Records) -> Iterable[str]:
     hooks = clocks.hook_and_timeline(analysis, records)
     fields = clocks.logger(records)
     if hooks is not None:
-        yield _section(hooks)
-        yield _list((clocks.HOOK, clocks.TIMELINE, clocks.APART))
+        yield section(hooks)
+        yield bullets((clocks.HOOK, clocks.TIMELINE, clocks.APART))
     if fields is not None:
-        yield _section(fields)
+        yield section(fields)
         yield clocks.LOGGER
 
 

@@ -15,8 +15,12 @@ from typing import Any
 from ddpprof.errors import UsageError
 from ddpprof.model import (
     FORMAT_VERSION,
+    Acceptance,
+    AcceptanceRow,
     Analysis,
     BucketRow,
+    ClockRow,
+    Comparison,
     Finding,
     FocusRow,
     KindRow,
@@ -24,6 +28,7 @@ from ddpprof.model import (
     RankRow,
     ReportInfo,
     StepRow,
+    TimingRow,
     Warning,
     columns,
 )
@@ -40,6 +45,7 @@ _LEADING: dict[type, tuple[str, ...]] = {
         "attribution",
     ),
     FocusRow: ("rank", "n_compute", "compute_ns", "compute_span_ns", "overlap_ns"),
+    TimingRow: ("case", "rank", "phase", "clock"),
 }
 
 
@@ -50,7 +56,8 @@ def _keys(table: type) -> tuple[str, ...]:
 
 
 KEYS: dict[type, tuple[str, ...]] = {
-    **{table: _keys(table) for table in (ReportInfo, RankRow, StepRow, BucketRow, FocusRow, KindRow)},
+    **{table: _keys(table) for table in (ReportInfo, RankRow, StepRow, BucketRow, FocusRow, KindRow, TimingRow)},
+    **{table: _keys(table) for table in (AcceptanceRow, ClockRow, Comparison)},
     Finding: ("code", "severity", "rank", "message", "evidence"),
     Warning: ("code", "message", "report"),
 }
@@ -77,8 +84,32 @@ def to_json(analysis: Analysis) -> str:
         "warnings": _rows(analysis.warnings),
         "world_size": analysis.world_size,
         "kinds": _rows(analysis.kinds),
+        "timings": _rows(analysis.timings),
     }
-    return "{\n" + ",\n".join(f'  "{key}": {_lines(value)}' for key, value in document.items()) + "\n}\n"
+    return _document(document)
+
+
+def acceptance_json(found: Acceptance) -> str:
+    """The JSON document of ``verify``, a line for each row."""
+    granularity = found.granularity
+    document = {
+        "format_version": FORMAT_VERSION,
+        "ddpprof_version": found.ddpprof_version,
+        "torch_version": found.torch_version,
+        "device": found.device,
+        "evidence": found.evidence,
+        "cases": list(found.cases),
+        "world_size": found.ranks,
+        "iterations": found.iterations,
+        "is_passed": found.is_passed,
+        "rows": _rows(found.rows),
+        "timings": _rows(found.timings),
+        "granularity": None if granularity is None else _rows((granularity,))[0],
+        "clocks": _rows(found.clocks),
+        "notes": list(found.notes),
+        "not_run": list(found.not_run),
+    }
+    return _document(document)
 
 
 def rank_json(analysis: Analysis, row: RankRow) -> str:
@@ -101,6 +132,7 @@ def one_rank(analysis: Analysis, row: RankRow) -> Analysis:
         focus=focus and replace(focus, ranks=tuple(filter(mine, focus.ranks))),
         findings=tuple(finding for finding in analysis.findings if finding.rank in (None, row.rank)),
         warnings=tuple(warning for warning in analysis.warnings if warning.report in (None, row.report)),
+        timings=tuple(timing for timing in analysis.timings if timing.rank == row.rank),
     )
 
 
@@ -127,6 +159,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _document(values: dict[str, Any]) -> str:
+    return "{\n" + ",\n".join(f'  "{key}": {_lines(value)}' for key, value in values.items()) + "\n}\n"
 
 
 def _lines(value: Any) -> str:

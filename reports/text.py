@@ -29,14 +29,14 @@ def render(
     """Evidence, scope, answer, the table of ranks, the tables asked for, findings, warnings: in that order."""
     blocks = [_head(analysis, width), _answer(analysis, width)]
     tables = views.chosen(analysis, per_step=per_step, buckets=buckets, kinds=kinds)
-    if records is not None and any(not row.is_captured for row in records.iterations):
-        tables.append(clocks.iterations(records))
+    if analysis.timings:
+        tables.append(clocks.iterations(analysis.timings))
     blocks += ["\n".join(layout(table, width)) for table in tables]
     if records is not None:
-        blocks.append(_list("Failures", [verdict.failure_line(failure) for failure in records.failures], width))
-    blocks.append(_list("Findings", [verdict.finding_line(finding) for finding in analysis.findings], width))
+        blocks.append(bullets("Failures", [verdict.failure_line(failure) for failure in records.failures], width))
+    blocks.append(bullets("Findings", [verdict.finding_line(finding) for finding in analysis.findings], width))
     warnings = [f"{warning.code}: {verdict.warning_line(warning, analysis)}" for warning in analysis.warnings]
-    blocks.append(_list("Warnings", warnings, width))
+    blocks.append(bullets("Warnings", warnings, width))
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -94,19 +94,21 @@ def _head(analysis: Analysis, width: int) -> str:
         verdict.scope(analysis),
         f"warnings, explained below: {codes}" if codes else "",
     ]
-    return "\n".join(_wrapped(line, width) for line in lines if line)
+    return "\n".join(wrapped(line, width) for line in lines if line)
 
 
 def _answer(analysis: Analysis, width: int) -> str:
-    cautions = [_wrapped(f"- {line}", width, indent="  ") for line in verdict.cautions(analysis)]
-    return "\n".join([_wrapped(f"{verdict.QUESTION} {verdict.answer(analysis)}", width), *cautions])
+    cautions = [wrapped(f"- {line}", width, indent="  ") for line in verdict.cautions(analysis)]
+    return "\n".join([wrapped(f"{verdict.QUESTION} {verdict.answer(analysis)}", width), *cautions])
 
 
-def _list(title: str, items: list[str], width: int) -> str:
+def bullets(title: str, items: list[str], width: int) -> str:
     """A titled list, empty text for no items."""
-    return "\n".join([title, *(_wrapped(f"- {item}", width, indent="  ") for item in items)]) if items else ""
+    return "\n".join([title, *(wrapped(f"- {item}", width, indent="  ") for item in items)]) if items else ""
 
 
-def _wrapped(text: str, width: int, indent: str = "") -> str:
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """``text`` in ASCII, folded at ``width``; a number is not parted from its unit."""
+    """``text`` in ASCII, no line wider than ``width``, no number parted from its unit."""
     text = _UNIT.sub("\N{NO-BREAK SPACE}", quantities.plain(text))
     return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")

@@ -1,4 +1,4 @@
-"""The parts of docs/ that are ddpprof/model.py in other words; ``python tests/generate_docs.py`` writes them."""
+"""The parts of docs/ that are ddpprof/model.py and reducer.py in other words; ``python tests/generate_docs.py`` writes them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 from ddpprof import model
 from ddpprof.model import columns
+from ddpprof.reducer import FACTS
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFINITIONS = ROOT / "docs" / "definitions.md"
 SCHEMA = ROOT / "docs" / "schema.md"
-_SPAN = re.compile(r"(<!-- metrics: .*? -->\n).*?(<!-- end -->)", re.DOTALL)
+REDUCER = ROOT / "docs" / "reducer.md"
+_SPAN = re.compile(r"(<!-- (?:metrics|facts): .*? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES = {
     "reports": (model.ReportInfo, "where the numbers come from"),
@@ -20,7 +22,9 @@ TABLES = {
     "buckets": (model.BucketRow, "a row a communication interval"),
     "focus.ranks": (model.FocusRow, "the same question for the compute that `--compute` names"),
     "kinds": (model.KindRow, "`--show-kinds`: what each name was taken for"),
+    "timings": (model.TimingRow, "a row a phase of each rank's unprofiled iterations, of a run folder"),
 }
+VERIFY = {"rows": model.AcceptanceRow, "clocks": model.ClockRow, "granularity": model.Comparison}
 RECORDS = dict(model.RECORD_TABLES)
 
 
@@ -29,6 +33,13 @@ def definitions() -> str:
     rows = [f"| `{c.name}` | {_cell(c.text)} | {c.unit} | {c.better or ''} |" for c in columns(model.Metrics)]
     table = "\n".join(["| metric | definition | unit | better |", "|---|---|---|---|", *rows])
     return _SPAN.sub(lambda match: f"{match[1]}{table}\n{match[2]}", DEFINITIONS.read_text(encoding="utf-8"))
+
+
+def reducer() -> str:
+    """docs/reducer.md with its table of facts as ``ddpprof facts`` checks them."""
+    rows = [f"| {fact.number} | {_cell(fact.text)} | `{fact.source}` |" for fact in FACTS]
+    table = "\n".join(["| # | fact | source |", "|---|---|---|", *rows])
+    return _SPAN.sub(lambda match: f"{match[1]}{table}\n{match[2]}", REDUCER.read_text(encoding="utf-8"))
 
 
 def schema() -> str:
@@ -42,6 +53,8 @@ def schema() -> str:
         parts.append(f"## `{name}`\n\n{text[0].upper()}{text[1:]}.\n\n{_table(table)}")
     codes = [f"| `{code}` | {text} |" for code, text in model.WARNING_CODES.items()]
     parts.append("## `warnings`\n\n" + "\n".join(["| code | meaning |", "|---|---|", *codes]))
+    parts.append("## `ddpprof verify --format json`\n\n`timings` are those of the jobs, with the columns above.")
+    parts += [f"### `{name}`\n\n{_table(table)}" for name, table in VERIFY.items()]
     parts.append("## Record lines\n\n`records.rankN.jsonl` of a run folder: one JSON object a line, `table` names its kind.")
     parts += [f"### `{name}`\n\n{_table(table)}" for name, table in RECORDS.items()]
     return "\n\n".join(parts) + "\n"
@@ -59,3 +72,4 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     DEFINITIONS.write_text(definitions(), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
+    REDUCER.write_text(reducer(), encoding="utf-8")

@@ -29,7 +29,7 @@ def ddpprof(*arguments: str | Path, timeout: int = 300, **environment: str) -> s
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=os.environ | {"MY_TOKEN": SECRET} | environment,
+        env=os.environ | {"MY_TOKEN": SECRET, "DDPPROF_RESULTS": "sqlite://"} | environment,
     )
 
 
@@ -189,6 +189,28 @@ def _descendants(mark: str, also: str = "") -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_verify_holds_the_experiment_to_account_and_goes_on_where_it_was(tool: nsys.Nsys, tmp_path: Path) -> None:
+    command = ("verify", "--cases", "delay_cap4,unused_undetected", "--ranks", "2", "--iterations", "5", "--format", "json")
+    places = ("--nsys", tool.path, "-o", tmp_path / "verify", "--no-results")
+    first = ddpprof(*command, *places)
+    assert first.returncode == 0, first.stdout + first.stderr
+    table = json.loads(first.stdout)
+    seen = {row["what"]: row["seen"] for row in table["rows"]}
+    assert (seen["timed iterations"], seen["buckets of timed iterations"], seen["in the second forward, with its message"]) == (
+        2 * 5,
+        2 * 5 * 12,
+        2,
+    )
+    assert table["is_passed"] is True
+    again = ddpprof(*command, *places)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count(": kept, ") == 2
+    assert json.loads(again.stdout)["rows"] == table["rows"]
+    assert {path.name for path in (tmp_path / "verify").iterdir()} == {
+        *("delay_cap4", "unused_undetected", "acceptance.md", "acceptance.json"),
+    }
 
 
 def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ ROOMS = ("analysis", "reports", "workloads")
 MODULES = {
     "spine": {"errors", "marks", "model", "reducer", "rundir"},
     "capture": {"nsys", "nsys_fetch", "launch", "machine"},
-    "pipeline": {"inputs", "profiling", "checkup"},
+    "results": {"results"},
+    "pipeline": {"inputs", "profiling", "checkup", "sweeping", "claims", "verification"},
 }
 """What the modules beside the rooms are."""
 MAY_IMPORT = {
@@ -26,15 +27,16 @@ MAY_IMPORT = {
     "analysis": {"spine"},
     "workloads": {"spine"},
     "reports": {"spine"},
-    "pipeline": {"spine", "capture", "analysis", "workloads", "reports"},
-    "cli": {"spine", "capture", "analysis", "workloads", "reports", "pipeline"},
+    "results": {"spine", "capture"},
+    "pipeline": {"spine", "capture", "results", "analysis", "workloads", "reports"},
+    "cli": {"spine", "capture", "results", "analysis", "workloads", "reports", "pipeline"},
     "package": {"cli", "pipeline"},
 }
 """Layer to the layers below it; within a layer anything goes."""
 OWNERS = {
     "torch": {"workloads"},
     "nvtx": {"workloads"},
-    "sqlalchemy": {"analysis"},
+    "sqlalchemy": {"analysis", "results"},
     "adbc_driver_manager": {"analysis"},
     "adbc_driver_sqlite": {"analysis"},
     "pyarrow": {"analysis"},

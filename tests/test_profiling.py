@@ -26,7 +26,7 @@ from ddpprof import launch, machine, profiling
 from ddpprof import nsys as nsight
 from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError, WorkloadError
 from ddpprof.launch import Finished
-from ddpprof.profiling import CaptureLost, Settings, profile_case, profile_job
+from ddpprof.profiling import CaptureLost, Settings, find_outcome, profile_case, profile_job
 from ddpprof.reports import plots
 from ddpprof.rundir import RunDir
 from ddpprof.workloads.cases import CASES
@@ -315,6 +315,77 @@ def test_a_range_that_never_opened_is_said_at_once(captures):
         profile_case("delay_cap4", SETTINGS)
     assert "cudaProfilerStart" in caught.value.hint
     assert (len(commands), files("runs")) == (1, set())
+
+
+# ---------------------------------------------------------------------------------------------------- what ran before
+
+
+def test_a_run_of_the_same_settings_and_versions_is_found(captures, machine_is):
+    commands = captures(shows("delay_cap4"))
+    assert find_outcome("delay_cap4", SETTINGS) is None
+    ran = profile_case("delay_cap4", SETTINGS)
+    found = find_outcome("delay_cap4", SETTINGS)
+    assert (found.folder, found.results, found.records) == (ran.folder, ran.results, ran.records)
+    assert found.analysis.focus == ran.analysis.focus
+    assert len(commands) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ranks": 3}, {"iterations": 3}, {"seed": 1}, {"bucket_cap_mb": 8}, {"capture": "torch"}, {"report_per_rank": True}],
+)
+def test_a_run_of_other_settings_is_not(captures, change):
+    captures(shows("delay_cap4"))
+    profile_case("delay_cap4", SETTINGS)
+    assert find_outcome("delay_cap4", replace(SETTINGS, **change)) is None
+    assert find_outcome("delay_cap64", SETTINGS) is None
+
+
+@pytest.mark.parametrize("package", ["torch", "nvtx"])
+def test_a_run_of_other_versions_is_not(captures, machine_is, monkeypatch, package):
+    captures(shows("delay_cap4"))
+    profile_case("delay_cap4", SETTINGS)
+    machine_is(VERSIONS | {package: "0.2.9"})
+    assert find_outcome("delay_cap4", SETTINGS) is None
+    machine_is(VERSIONS)
+    assert find_outcome("delay_cap4", SETTINGS) is not None
+    monkeypatch.setattr(profiling, "__version__", "99.0")
+    assert find_outcome("delay_cap4", SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: run.records(1).unlink(),
+        lambda run: run.records(0).write_text("{"),
+        lambda run: run.sqlite().write_bytes(b"SQLite format 3"),
+        lambda run: run.sqlite().unlink(),
+        lambda run: run.manifest.write_text("[]"),
+        lambda run: run.manifest.unlink(),
+    ],
+)
+def test_a_run_that_is_not_whole_is_not(captures, spoil):
+    captures(shows("delay_cap4"))
+    spoil(RunDir(profile_case("delay_cap4", SETTINGS).folder))
+    assert find_outcome("delay_cap4", SETTINGS) is None
+
+
+def test_a_run_that_did_not_show_what_it_must_is_not(captures):
+    captures(*[shows("delay_cap4", is_beside=False)] * 3)
+    assert "fail" in {result.verdict for result in profile_case("delay_cap4", SETTINGS).results}
+    assert find_outcome("delay_cap4", SETTINGS) is None
+
+
+def test_the_case_that_must_fail_is_found_when_it_did_on_every_rank(captures):
+    def capture(run):
+        captured.records(run, "unused_undetected")
+
+    captures(capture)
+    ran = profile_case("unused_undetected", SETTINGS)
+    found = find_outcome("unused_undetected", SETTINGS)
+    assert (found.analysis, found.results) == (None, ran.results)
+    RunDir(ran.folder).records(1).unlink()
+    assert find_outcome("unused_undetected", SETTINGS) is None
 
 
 # ------------------------------------------------------------------------------------------------ without nsys, or nvtx

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket, _compute
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from ddpprof.reducer import MIB, Parameter, Status
+from ddpprof.reducer import MIB, Parameter, Status, capacity
 from ddpprof.workloads.probe import Branches, Driven, Sent, Watched, assignment, join_alone
 
 TIMEOUT = timedelta(seconds=30)
@@ -108,6 +108,8 @@ SPARSE = Parameter(size_bytes=4, is_sparse=True)
 def fills_a_bucket_for_each_kind() -> None:
     expect(assignment(f32(100, 200, 100, 50), [400]).parameters, ((0,), (1,), (2,), (3,)))
     expect(assignment(mixed(*["float32", "float64"] * 3), [400]).parameters, ((0, 2), (1, 3), (4,), (5,)))
+    devices = [Parameter(size_bytes=200, device=device) for device in ("cpu", "meta", "cpu", "meta")]
+    expect(assignment(devices, [400]).parameters, ((0, 2), (1, 3)))
 
 
 @fact(2)
@@ -178,9 +180,9 @@ def list_replaces_the_cap() -> None:
 
 @fact(11)
 def first_layout_is_one_bucket() -> None:
-    for options in ({}, {"static_graph": True}, {"static_graph": True, "find_unused_parameters": True}):
-        expect(Watched(f32(1, 1, 1), bucket_cap_mb=TINY, **options).layout(), ((0, 1, 2),))
-    expect(Watched(f32(1, 1, 1), bucket_cap_mb=TINY, find_unused_parameters=True).layout(), ((2,), (1,), (0,)))
+    for is_static, finds_unused in ((False, False), (True, False), (True, True), (False, True)):
+        watched = Watched(f32(1, 1), bucket_cap_mb=TINY, static_graph=is_static, find_unused_parameters=finds_unused)
+        expect(watched.layout(), ((1,), (0,)) if finds_unused and not is_static else ((0, 1),))
 
 
 @fact(12)
@@ -194,7 +196,7 @@ def takes_what_requires_a_gradient_once() -> None:
     module = Branches(f32(1, 1, 1, 1, 1))
     module.branches[1].weight.requires_grad_(False)
     module.branches[3].weight = module.branches[2].weight
-    module._ddp_params_and_buffers_to_ignore = ["branches.4.weight"]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["branches.4.weight"])
     (bucket,) = DistributedDataParallel(module).reducer._get_zeros_like_grad_buckets()
     expect([id(parameter) for parameter in bucket.parameters()], [id(module.branches[index].weight) for index in (0, 2)])
 
@@ -279,15 +281,15 @@ def small_bucket_can_be_last() -> None:
 
 @fact(23)
 def ready_twice_raises() -> None:
-    driven = Driven(f32(1, 1), assignment(f32(1, 1), [8]))
+    driven = Driven(f32(1, 1), assignment(f32(1, 1), [8]), capacity())
     expect_error("Expected to mark a variable ready only once.", lambda: driven.backward([0, 0]))
 
 
 @fact(24)
 def complete_buckets_wait_for_the_head() -> None:
-    buckets = assignment(f32(1, 1, 1), [4])
-    expect([sent.position for sent in Driven(f32(1, 1, 1), buckets).backward([2, 1, 0]).sent], [2, 2, 2])
-    expect([sent.position for sent in Driven(f32(1, 1, 1), buckets).backward([1, 0, 2]).sent], [1, 1, 2])
+    for ready, positions in (([2, 1, 0], [2, 2, 2]), ([1, 0, 2], [1, 1, 2])):
+        driven = Driven(f32(1, 1, 1), assignment(f32(1, 1, 1), [4]), capacity())
+        expect([sent.position for sent in driven.backward(ready).sent], positions)
 
 
 @fact(25)

@@ -6,12 +6,13 @@ Commands load on first use, so that ``ddpprof --help`` needs neither numpy nor t
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +29,9 @@ COMMANDS = {
     "profile": "run a case, or your own job, under capture and report what overlapped",
     "analyze": "the numbers of any nsys or torch.profiler report",
     "check": "assert overlap per rank: for CI",
+    "verify": "the formal experiment: every case, and the table of what must come out",
+    "sweep": "a case, or your own job, at several bucket caps: which to take",
+    "history": "the trend of a case over the runs kept",
     "cases": "the workload cases",
     "layout": "the DDP buckets of your own model, for one cap or several",
     "facts": "check what is taken to be true of DDP on the installed PyTorch",
@@ -44,6 +48,36 @@ PATH = click.Path(path_type=Path, readable=False)
 def examples(*lines: str) -> str:
     """The epilog of a command's help: command lines to copy, one a line."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def _database(ctx: click.Context, parameter: click.Parameter, url: str) -> str:
+    from ddpprof import results
+
+    results.check_url(url)
+    return url
+
+
+results_option = click.option(
+    "--results",
+    metavar="URL",
+    envvar="DDPPROF_RESULTS",
+    default="sqlite:///runs/results.sqlite",
+    show_default=True,
+    callback=_database,
+    help="The results database, any SQLAlchemy URL (also DDPPROF_RESULTS).",
+)
+
+
+def keeps_results(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with ``--results`` and ``--no-results``; it is called with ``results``, None to keep none."""
+
+    @results_option
+    @click.option("--no-results", is_flag=True, help="Keep no results.")
+    @functools.wraps(command)
+    def keeping(*arguments: Any, results: str, no_results: bool, **options: Any) -> None:
+        command(*arguments, results=None if no_results else results, **options)
+
+    return keeping
 
 
 class LateGroup(click.Group):

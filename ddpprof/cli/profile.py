@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ddpprof.cli import PATH, Progress, examples
+from ddpprof.cli import PATH, Progress, examples, keeps_results
 from ddpprof.cli.check import tell
 from ddpprof.errors import UsageError
 
@@ -57,6 +57,7 @@ class CaseOrCommand(click.Command):
 @click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
 @click.option("--range", "uses_range", is_flag=True, help="Your own job: record only between its cudaProfilerStart and Stop.")
 @click.option("-o", "--output", "folder", type=PATH, help="The run folder [runs/CASE].")
+@keeps_results
 @click.pass_context
 def profile(ctx: click.Context, /, case: str | None, uses_range: bool, **options: Any) -> None:
     """Run a case (see `ddpprof cases`), or your own job after --, under capture; report per rank what overlapped.

@@ -14,6 +14,7 @@ from ddpprof.errors import ToolError
 from ddpprof.model import Records
 from ddpprof.profiling import Outcome, Settings
 
+KEPT = "sqlite:///runs/results.sqlite"
 HELD = (Result("overlap>0", "rank 0", "pass", "overlap_ns = 5"), Result("overlap>0", "rank 1", "pass", "overlap_ns = 5"))
 
 
@@ -50,13 +51,26 @@ def played(monkeypatch, analysis):
 def test_a_case_alone_takes_every_default(cli, played):
     calls = played(HELD)
     assert cli("profile", "delay_cap4").status == 0
-    assert calls == [("delay_cap4", Settings())]
+    assert calls == [("delay_cap4", Settings(results=KEPT))]
 
 
 def test_every_option_of_a_case_reaches_its_settings(cli, played):
     calls = played(HELD)
     flags = "--ranks 2 --device cpu --share-gpu --capture torch --report-per-rank --iterations 3 --seed 7 --port 29500"
-    assert cli("profile", *flags.split(), "--nsys", "/opt/nsys", "-o", "there", "delay_cap64").status == 0
+    assert (
+        cli(
+            "profile",
+            *flags.split(),
+            "--nsys",
+            "/opt/nsys",
+            "-o",
+            "there",
+            "--results",
+            "sqlite:///there.sqlite",
+            "delay_cap64",
+        ).status
+        == 0
+    )
     settings = Settings(
         ranks=2,
         device="cpu",
@@ -68,6 +82,7 @@ def test_every_option_of_a_case_reaches_its_settings(cli, played):
         port=29500,
         nsys="/opt/nsys",
         folder=Path("there"),
+        results="sqlite:///there.sqlite",
     )
     assert calls == [("delay_cap64", settings)]
 
@@ -75,7 +90,14 @@ def test_every_option_of_a_case_reaches_its_settings(cli, played):
 def test_what_stands_behind_the_dashes_is_your_own_job(cli, played):
     calls = played()
     assert cli("profile", "--range", "--device", "cuda", "--", "torchrun", "--ranks", "9", "--", "train.py").status == 0
-    assert calls == [(["torchrun", "--ranks", "9", "--", "train.py"], Settings(device="cuda"), True)]
+    assert calls == [(["torchrun", "--ranks", "9", "--", "train.py"], Settings(device="cuda", results=KEPT), True)]
+
+
+def test_results_are_kept_unless_told_not_to(cli, played):
+    calls = played(HELD)
+    assert cli("profile", "delay_cap4", "--no-results").status == 0
+    assert calls == [("delay_cap4", Settings())]
+    assert cli("profile", "delay_cap4", "--results", "here").status == 2
 
 
 @pytest.mark.parametrize(

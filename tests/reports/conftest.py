@@ -32,6 +32,7 @@ from ddpprof.model import (
     RunRecord,
     StepRow,
     Timeline,
+    TimingRow,
     Warning,
 )
 
@@ -122,6 +123,13 @@ def bucket_row(row: RankRow, step: int | None, bucket: int, launch: int | None, 
     )
 
 
+def timing_row(case: str, rank: int | None, phase: str, clock: str, *times_ns: int, caution: str | None = None) -> TimingRow:
+    """``times_ns``: median, 95th percentile, least, greatest, deviation of three iterations."""
+    names = ("median_ns", "p95_ns", "min_ns", "max_ns", "mad_ns")
+    times = dict(zip(names, times_ns, strict=True))
+    return TimingRow(case=case, rank=rank, phase=phase, clock=clock, n=3, caution=caution, **times)
+
+
 REPORT = ReportInfo(path="report.sqlite", kind="nsys-sqlite", exporter_version="2024.2.3", schema_version="3.12.0")
 SECOND = replace(REPORT, path="second.sqlite")
 TIME_SLICED = Warning(code="time-sliced", message="ranks 0 and 1 share one GPU", report=0)
@@ -199,6 +207,16 @@ def two_ranks() -> Analysis:
             ),
         ),
         warnings=(TIME_SLICED, FEW_STEPS),
+        timings=tuple(
+            row
+            for rank in (0, 1)
+            for row in (
+                timing_row("delay_cap4", rank, "step", "cuda-event", 72_000_000, 73_000_000, 71_000_000, 73_000_000, 1_000_000),
+                timing_row("delay_cap4", rank, "backward", "cuda-event", *[68_000_000] * 4, 0),
+                timing_row("delay_cap4", rank, "backward host", "wall", *[7_566_000] * 4, 0),
+                timing_row("delay_cap4", rank, "optimizer host", "wall", *[217_000] * 4, 0),
+            )
+        ),
     )
 
 
@@ -270,7 +288,7 @@ EXAMPLES: dict[str, Callable[[], Analysis]] = {
 
 
 def run_records() -> Records:
-    """What the run of ``two_ranks`` recorded: three timed iterations, the captured one, and the DDP logger's last words."""
+    """What the run of ``two_ranks`` recorded beside what its timings are made of: the hook's and the DDP logger's last words."""
 
     def iteration(rank: int, step: int, *, is_captured: bool = False) -> IterationRecord:
         return IterationRecord(

@@ -3,21 +3,54 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ddpprof.model import Analysis, LoggerRecord, Records
+from ddpprof.model import Analysis, ClockRow, LoggerRecord, Records
 from ddpprof.reports import clocks
 
 Make = Callable[[str], Analysis]
 
 
-def test_only_timed_iterations_count(records: Records) -> None:
-    """Steps of 71, 72, 73 ms; the captured one of 74 ms is left out."""
-    table = clocks.iterations(records)
+def test_a_rank_is_a_row_with_its_phases_side_by_side(make: Make) -> None:
+    table = clocks.iterations(make("two_ranks").timings)
+    assert [column.heading for column in table.columns] == [
+        *("rank", "iterations", "step median", "step P95"),
+        *("backward median", "backward host median", "optimizer host median", "clock"),
+    ]
     assert table.rows[0] == ("0", "3", "72.000", "73.000", "68.000", "7.566", "0.217", "cuda-event")
     assert [row[0] for row in table.rows] == ["0", "1"]
 
 
+def test_of_jobs_a_phase_is_a_row_with_its_own_clock(make: Make) -> None:
+    step, _, _, optimizer, *_ = make("two_ranks").timings
+    table = clocks.of_jobs((replace(step, caution="only 3 iterations"), optimizer))
+    assert table.rows == [
+        ("delay_cap4", "step", "cuda-event", "3", "72.000", "73.000", "71.000", "73.000", "1.000", "no"),
+        ("delay_cap4", "optimizer host", "wall", "3", "0.217", "0.217", "0.217", "0.217", "0.000", "yes"),
+    ]
+
+
 def test_no_iterations_are_no_rows() -> None:
-    assert clocks.iterations(Records()).rows == []
+    assert clocks.iterations(()).rows == []
+    assert clocks.of_jobs(()).rows == []
+
+
+def test_three_clocks_have_columns_of_their_own() -> None:
+    row = ClockRow(
+        case="delay_cap4",
+        rank=2,
+        hook_ready_ns=1_000_000,
+        hook_launch_ns=70_000_000,
+        logger_compute_ns=79_000_000,
+        logger_comm_ns=None,
+        logger_overlap_ns=62_946_000,
+        timeline_compute_ns=78_000_000,
+        timeline_comm_ns=30_000_000,
+        timeline_overlap_ns=1_228_953,
+    )
+    table = clocks.apart((row,))
+    assert [column.title for column in table.columns][:6] == [
+        *("case", "rank", "hook ready (ms)", "hook launch (ms)", "logger compute (ms)", "logger comm (ms)"),
+    ]
+    assert table.rows == [("delay_cap4", "2", "1.000", "70.000", "79.000", "n/a", "62.946", "78.000", "30.000", "1.229")]
 
 
 def test_hook_and_timeline_each_count_from_their_own_zero(make: Make, records: Records) -> None:

@@ -33,9 +33,14 @@ def test_golden(make: Make, records: Records, golden: Golden) -> None:
 
 def test_tables_come_only_when_asked_for(make: Make) -> None:
     bare = text.render(make("two_ranks"))
-    for title in ("Steps", "Communication, bucket by bucket", "What was taken for what", "Timed iterations"):
+    for title in ("Steps", "Communication, bucket by bucket", "What was taken for what"):
         assert title not in bare
-        assert title in everything(make("two_ranks"), Records()) or title == "Timed iterations"
+        assert title in everything(make("two_ranks"), Records())
+
+
+def test_timed_iterations_come_when_the_run_timed_any(make: Make) -> None:
+    assert "Timed iterations" in text.render(make("two_ranks"))
+    assert "Timed iterations" not in text.render(make("four_hosts"))
 
 
 def test_the_step_table_is_left_out_without_steps(make: Make) -> None:

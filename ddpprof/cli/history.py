@@ -1,0 +1,30 @@
+"""``ddpprof history``: how a case did over time."""
+
+from __future__ import annotations
+
+import click
+
+from ddpprof.cli import examples, results_option
+
+
+@click.command(epilog=examples("ddpprof history delay_cap4", "ddpprof history delay_cap4 --limit 20 --format json"))
+@click.argument("case")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N runs alone.")
+@click.option(
+    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: for programs."
+)
+@results_option
+def history(case: str, limit: int | None, form: str, results: str) -> None:
+    """The runs of a case that were kept, newest last; your own jobs are kept as `job`.
+
+    A change is marked where the spread sets a run's step apart from the median of the runs before it.
+    """
+    from ddpprof import results as database
+    from ddpprof.analysis.timing import changes
+    from ddpprof.reports import history as reports
+
+    runs = database.history(results, case)
+    marked = changes(runs)
+    newest = slice(-limit if limit else None, None)
+    render = reports.to_json if form == "json" else reports.render
+    click.echo(render(runs[newest], marked[newest]), nl=False)
