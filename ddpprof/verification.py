@@ -70,7 +70,7 @@ def _run(case: Case, settings: Settings, title: str, is_fresh: bool, say: Say, w
     except UsageError:
         raise
     except DdpprofError as error:
-        say(f"{title}: failed: {error.message}")
+        say(f"{title}: failed: {error}")
         return Lost(case=case, error=error)
     missed = sum(result.verdict != "pass" for result in outcome.results)
     say(f"{title}: {f'{missed} expectations missed' if missed else 'as it must be'}, {time.monotonic() - started:.0f} s")

@@ -25,6 +25,8 @@ TABLES = {
     "timings": (model.TimingRow, "a row a phase of each rank's unprofiled iterations, of a run folder"),
 }
 VERIFY = {"rows": model.AcceptanceRow, "clocks": model.ClockRow, "granularity": model.Comparison}
+SWEEP = {"rows": model.CapRow, "rows.timing": model.Timing}
+HISTORY = {"runs": model.KeptRun, "runs.ranks": model.KeptRank}
 RECORDS = dict(model.RECORD_TABLES)
 
 
@@ -47,7 +49,7 @@ def schema() -> str:
     parts = [
         "# Schema\n\nGenerated from `ddpprof/model.py` by `python tests/generate_docs.py`.\n\n"
         f"`ddpprof analyze --format json` writes `format_version` {model.FORMAT_VERSION}: keys are only added within a "
-        "version. Times are whole nanoseconds; what is undefined is `null`. `--format csv` writes one table with the same columns."
+        "version. Times are whole nanoseconds; what is undefined is `null`. `--format csv` writes one of the tables."
     ]
     for name, (table, text) in TABLES.items():
         parts.append(f"## `{name}`\n\n{text[0].upper()}{text[1:]}.\n\n{_table(table)}")
@@ -55,6 +57,10 @@ def schema() -> str:
     parts.append("## `warnings`\n\n" + "\n".join(["| code | meaning |", "|---|---|", *codes]))
     parts.append("## `ddpprof verify --format json`\n\n`timings` are those of the jobs, with the columns above.")
     parts += [f"### `{name}`\n\n{_table(table)}" for name, table in VERIFY.items()]
+    parts.append("## `ddpprof sweep --format json`")
+    parts += [f"### `{name}`\n\n{_table(table)}" for name, table in SWEEP.items()]
+    parts.append("## `ddpprof history --format json`\n\n`runs.timing` is as above; the results database has these columns.")
+    parts += [f"### `{name}`\n\n{_table(table)}" for name, table in HISTORY.items()]
     parts.append("## Record lines\n\n`records.rankN.jsonl` of a run folder: one JSON object a line, `table` names its kind.")
     parts += [f"### `{name}`\n\n{_table(table)}" for name, table in RECORDS.items()]
     return "\n\n".join(parts) + "\n"

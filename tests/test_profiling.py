@@ -690,13 +690,15 @@ def test_your_own_job_on_gpus_is_traced_whole_or_in_its_range(captures, monkeypa
         assert ("--capture-range=cudaProfilerApi" in commands[0]) is uses_range
 
 
-def test_a_job_that_shows_nothing_is_an_error_and_leaves_nothing(captures):
+def test_a_job_that_shows_nothing_is_an_error_and_keeps_its_capture(captures):
     captures(shows_nothing)
     with pytest.raises(ToolError) as caught:
         profile_job(["train"], SETTINGS, uses_range=False)
     assert caught.value.message.startswith("the job ran, but its capture shows nothing to measure: no GPU kernels in report")
     assert not isinstance(caught.value, InputError)
-    assert files("runs") == set()
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith("The capture is kept in runs/job.")
+    assert {"manifest.json", "report.nsys-rep", "report.sqlite"} <= files("runs/job")
 
 
 def test_a_job_of_yours_that_fails_is_explained_without_a_number_of_ranks(captures):

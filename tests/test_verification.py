@@ -84,7 +84,7 @@ def test_each_case_has_its_line(played: SimpleNamespace) -> None:
     assert played.said[0].startswith("[1/3] delay_cap4: as it must be, ")
     assert played.said[1:] == [
         "[2/3] delay_cap64: kept, it ran before with these settings and versions (--fresh runs it again)",
-        "[3/3] coarse4_cap4: failed: rank 1 of 4 was killed by signal 9 (SIGKILL)",
+        "[3/3] coarse4_cap4: failed: rank 1 of 4 was killed by signal 9 (SIGKILL)\nUse fewer --ranks.",
     ]
 
 

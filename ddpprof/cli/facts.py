@@ -11,7 +11,15 @@ from ddpprof.cli import CHECK_FAILED, Progress, examples
 
 
 @click.command(epilog=examples("ddpprof facts", "ddpprof facts --format json"))
-@click.option("-f", "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-f",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How to print the facts.",
+)
 @click.pass_obj
 def facts(progress: Progress, form: str) -> None:
     """Check each fact about the DDP Reducer on the installed PyTorch, on the CPU, in a few seconds.

@@ -21,7 +21,6 @@ from ddpprof.model import (
     Finding,
     Focus,
     FocusRow,
-    IterationRecord,
     KindRow,
     Lane,
     LoggerRecord,
@@ -288,21 +287,7 @@ EXAMPLES: dict[str, Callable[[], Analysis]] = {
 
 
 def run_records() -> Records:
-    """What the run of ``two_ranks`` recorded beside what its timings are made of: the hook's and the DDP logger's last words."""
-
-    def iteration(rank: int, step: int, *, is_captured: bool = False) -> IterationRecord:
-        return IterationRecord(
-            rank=rank,
-            step=step,
-            is_captured=is_captured,
-            step_ns=70_000_000 + step * 1_000_000,
-            forward_ns=1_000_000,
-            backward_host_ns=7_566_000,
-            backward_ns=68_000_000,
-            optimizer_host_ns=217_000,
-            loss=0.5,
-            replica_hash="00",
-        )
+    """What the run of ``two_ranks`` recorded beside its timings: the hook's and the DDP logger's last words."""
 
     def hook(rank: int, bucket: int) -> BucketRecord:
         return BucketRecord(
@@ -332,8 +317,6 @@ def run_records() -> Records:
             )
             for rank in (0, 1)
         ),
-        iterations=tuple(iteration(rank, step) for rank in (0, 1) for step in (1, 2, 3))
-        + tuple(iteration(rank, 4, is_captured=True) for rank in (0, 1)),
         buckets=tuple(hook(rank, bucket) for rank in (0, 1) for bucket in (0, 11)),
         loggers=(
             LoggerRecord(
