@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ddpprof
+from ddpprof.errors import InputError
 from ddpprof.rundir import STEPS_FOLDER, RunDir, read_steps
 from ddpprof.workloads import own
 
@@ -52,3 +53,9 @@ def test_a_step_that_fails_leaves_no_time(marked, monkeypatch, tmp_path):
     with pytest.raises(ZeroDivisionError), ddpprof.timed_step(1):
         1 / 0  # noqa: B018
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_that_no_step_wrote_is_named(tmp_path):
+    (tmp_path / "steps.rank1.txt").write_text("4 30\nfive 7\n")
+    with pytest.raises(InputError, match=r"steps\.rank1\.txt: not a line of ddpprof\.timed_step: 'five 7'"):
+        read_steps(RunDir(tmp_path))
