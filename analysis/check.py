@@ -26,6 +26,8 @@ _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 _EXPRESSION: Final = re.compile(r"\s*([a-z_]+)\s*(==|!=|>=|<=|>|<)\s*(-?\d+(?:\.\d+)?)\s*")
 _SCALE: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _NEEDS_COMM: Final = ("overlap_ns", "overlap_ratio", "exposed_comm_ns", "tail_ns", "comm_span_ns")
+_FOCUSED: Final = ("overlap_ns", "overlap_ratio", "compute_ns", "compute_span_ns")
+"""What cannot be told when the compute asked about is nowhere; that its count is 0 can."""
 COUNTS: Final = {
     "buckets": "communication intervals that carry a DDP bucket",
     "n_compute": "compute intervals (of --compute, when given)",
@@ -85,6 +87,7 @@ def check(analysis: Analysis, expectations: Sequence[Expectation]) -> list[Resul
     """
     results = []
     focus = {(row.report, row.pid, row.device_id): row for row in (analysis.focus.ranks if analysis.focus else ())}
+    is_unmatched = bool(focus) and not any(row.n_compute for row in focus.values())
     n_buckets = Counter((row.report, row.pid, row.device_id, row.step) for row in analysis.buckets if row.bucket is not None)
     for row in _working(analysis.ranks):
         who = (
@@ -94,7 +97,12 @@ def check(analysis: Analysis, expectations: Sequence[Expectation]) -> list[Resul
         )
         here = {key[3]: count for key, count in n_buckets.items() if key[:3] == (row.report, row.pid, row.device_id)}
         values = _values(row, focus.get((row.report, row.pid, row.device_id)), here)
-        results += [_judge(expectation, who, row, values) for expectation in expectations]
+        results += [
+            Result(expectation.text, who, "unknown", "--compute names no compute in the input")
+            if is_unmatched and expectation.name in _FOCUSED
+            else _judge(expectation, who, row, values)
+            for expectation in expectations
+        ]
     seen = {row.rank for row in analysis.ranks}
     absent = [f"rank {rank}" for rank in sorted(set(range(analysis.world_size or 0)) - seen)]
     if None in seen:

@@ -491,6 +491,8 @@ def _job_warnings(
     found: Sequence[BucketRow] | None,
 ) -> Iterable[Warning]:
     traces = [part.trace for part in parts]
+    if options.compute is not None and not any(part.focused.columns["n_compute"].any() for part in parts if part.focused):
+        yield Warning(code="no-compute", message=f"no compute is named {options.compute!r}: its overlap cannot be told")
     if any(row.rank is None for row in ranks):
         n = len({(row.report, row.pid) for row in ranks if row.rank is None})
         who = f"{n} process{'es' * (n > 1)}"

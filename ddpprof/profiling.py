@@ -173,6 +173,9 @@ def profile_job(
             _write_reports(found, outcome, run)
         except InputError as error:
             nothing = error
+            if RunDir(folder).is_run():
+                what = f"the job ran, but its capture shows nothing to measure: {inputs.reason(error)}"
+                raise ToolError(what, f"The run of before stays in {folder}.") from None
         _remove_logs(run)
     if nothing is not None:
         raise ToolError(

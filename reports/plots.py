@@ -214,7 +214,9 @@ def _place(fig: Figure, axes: Axes, timeline: Timeline, plot_inches: float) -> N
         return
     lanes = [lane for rank in timeline.ranks[:MOST_RANKS] for lane in rank.lanes]
     keys = [Patch(color=COLORS[kind], label=NAMES[kind]) for kind in Kind if any((lane.kind == kind).any() for lane in lanes)]
-    keys += [Patch(color=OVERLAP, label="overlap: both at once"), Patch(color=INK, alpha=0.1, label="measured window")]
+    what = {rank.compute_label for rank in timeline.ranks} - {"compute"}
+    both = f"overlap: communication and {what.pop()} at once" if what else "overlap: both at once"
+    keys += [Patch(color=OVERLAP, label=both), Patch(color=INK, alpha=0.1, label="measured window")]
     below = (0, 1 - 0.4 / height)
     fig.legend(handles=keys, loc="upper left", bbox_to_anchor=below, ncols=6, frameon=False, fontsize=9, labelcolor=INK)
 

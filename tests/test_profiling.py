@@ -701,6 +701,16 @@ def test_a_job_that_shows_nothing_is_an_error_and_keeps_its_capture(captures):
     assert {"manifest.json", "report.nsys-rep", "report.sqlite"} <= files("runs/job")
 
 
+def test_a_job_that_shows_nothing_does_not_replace_a_run_that_does(captures):
+    captures(own)
+    profile_job(["train"], SETTINGS, uses_range=False)
+    before = files("runs/job")
+    captures(shows_nothing)
+    with pytest.raises(ToolError, match=r"The run of before stays in runs/job\.$"):
+        profile_job(["train"], SETTINGS, uses_range=False)
+    assert files("runs/job") == before
+
+
 def test_a_job_of_yours_that_fails_is_explained_without_a_number_of_ranks(captures):
     summary = "  rank      : 5 (local_rank: 5)\n  exitcode  : 1 (pid: 9)\n"
     captures(lambda run: None, status=1, stderr=f"[rank5]: ValueError: shapes differ\n{summary}")

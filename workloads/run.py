@@ -175,6 +175,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     status = main()
-    if status:
+    if status or _options(None).capture != "nsys":
+        # An orderly end of a failed rank would wait for ranks that wait for it, and gloo can abort that of a sound one.
+        # Under nsys it is needed: the marks are written then.
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # an orderly end would wait for ranks that wait for this one
+        os._exit(status)

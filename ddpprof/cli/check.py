@@ -86,6 +86,10 @@ def _results(
     from ddpprof.rundir import RunDir, read_records
     from ddpprof.workloads import cases
 
+    own = [parse(text) for text in expect]
+    for path in inputs:
+        if not path.exists():
+            raise InputError(f"{path}: no such report or run folder", "Check the path, or make a run: ddpprof profile CASE")
     run = RunDir(inputs[0]) if len(inputs) == 1 and RunDir(inputs[0]).is_run() else None
     manifest = run.read_manifest() if run else {}
     name = case_name or (manifest.get("case") if not expect else None)
@@ -97,11 +101,13 @@ def _results(
         if not isinstance(n_ranks, int) or n_ranks < 1:
             raise InputError(f"{run.manifest}: does not tell how many ranks ran", f"Run it again: ddpprof profile {case.name}")
         return profiling.check_failure(case, read_records(run), n_ranks)
-    texts = [*expect, *(profiling.expectations_of(case) if case else ())]
-    if not texts:
+    of_case = [parse(text) for text in profiling.expectations_of(case)] if case else []
+    if not own + of_case:
         raise UsageError("nothing is expected", "Give --expect 'overlap>0', or --case with one of `ddpprof cases`.")
-    expectations = [parse(text) for text in texts]
     read = sources.read(inputs, ranks=ranks, skips_broken=False, say=progress.say, over=progress.over)
-    if compute is None and case is not None:
-        compute = case.focus(read.traces[0].evidence)
-    return judge(read.analyze(Options(compute=compute, comm=comm, buckets=True)), expectations)
+    plain = Options(compute=compute, comm=comm, buckets=True)  # own expectations are about the numbers that analyze shows
+    results = judge(replace(read, case=None).analyze(plain), own) if own else []
+    if case is not None and of_case:
+        narrow = replace(plain, compute=compute or case.focus(read.traces[0].evidence))
+        results += judge(read.analyze(narrow), of_case)
+    return results

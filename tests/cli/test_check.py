@@ -179,11 +179,29 @@ def test_the_named_case_wins_over_that_of_the_folder(cli, tmp_path):
     assert cli("check", run.path, "--case", "delay_cap64").status == 3
 
 
-def test_an_expectation_replaces_those_of_the_folder_but_not_its_question(cli, tmp_path):
-    """Of 24 compute intervals the 12 delays are what a delay case is about."""
+def test_an_expectation_of_ones_own_is_about_the_numbers_that_analyze_shows_first(cli, tmp_path):
+    """All 24 compute intervals; the 12 delays that the case is about are asked for by name."""
     run = captured.run_folder(tmp_path / "run", "delay_cap4")
-    assert cli("check", run.path, "--expect", "n_compute==12").out == "ok: n_compute==12 on 2 of 2 ranks\n"
-    assert cli("check", run.path, "--expect", "n_compute==24", "--compute", ".").status == 0
+    assert cli("check", run.path, "--expect", "n_compute==24").out == "ok: n_compute==24 on 2 of 2 ranks\n"
+    assert cli("check", run.path, "--expect", "n_compute==12", "--compute", "delay").status == 0
+
+
+def test_ones_own_and_the_cases_expectations_are_each_about_their_own_compute(cli, tmp_path):
+    run = captured.run_folder(tmp_path / "run", "delay_cap4")
+    assert cli("check", run.path, "--case", "delay_cap4", "--expect", "n_compute==24").status == 0
+
+
+def test_a_missing_folder_is_told_as_missing(cli, tmp_path):
+    found = cli("check", tmp_path / "nope")
+    assert (found.status, found.out) == (1, "")
+    assert "nope: no such report or run folder" in found.err
+
+
+def test_a_compute_that_is_nowhere_cannot_be_told(cli, tmp_path):
+    run = captured.run_folder(tmp_path / "run", "delay_cap4")
+    found = cli("check", run.path, "--expect", "overlap==0", "--compute", "nothing_like_it")
+    assert found.status == 1
+    assert "CANNOT TELL  rank 0: overlap==0: --compute names no compute in the input" in found.out
 
 
 def test_an_unknown_case_offers_the_nearest(cli, one):

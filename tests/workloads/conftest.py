@@ -30,6 +30,11 @@ options = dict(device="cpu", backend="gloo", bucket_cap_mb=4, iterations=2, seed
 recorder = Recorder(RunRecord(rank=rank, world_size=world_size, case="", **options), Marker())
 """
 
+EPILOGUE = """
+sys.stdout.flush()
+__import__("os")._exit(0)  # gloo's threads can abort the orderly end of a process on a busy machine
+"""
+
 
 @pytest.fixture
 def listing():
@@ -96,7 +101,7 @@ def world(tmp_path):
         store = str(tmp_path / "store")
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", PREAMBLE + code, store, str(rank), str(world_size)],
+                [sys.executable, "-c", PREAMBLE + code + EPILOGUE, store, str(rank), str(world_size)],
                 env=ENVIRONMENT,
                 text=True,
                 stdout=subprocess.PIPE,
