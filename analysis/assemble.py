@@ -106,16 +106,6 @@ def host_operations(ranges: Ranges, texts: Sequence[str]) -> tuple[Operations, i
     return operations([columns]), n_dropped
 
 
-def no_operations() -> Operations:
-    """No operation at all."""
-    return Operations(**{name: np.empty(0, kind) for name, kind in _OPERATION_TYPES.items()})
-
-
-def no_ranges() -> Ranges:
-    """No range at all."""
-    return Ranges(**{name: np.empty(0, kind) for name, kind in _RANGE_TYPES.items()})
-
-
 def times(raw: Int64, shift_ns: int) -> Int64:
     """``raw`` less ``shift_ns``; MISSING where it is missing, or more than a clock can show."""
     is_time = (raw > -LATEST_NS) & (raw < LATEST_NS)

@@ -96,7 +96,7 @@ def analyze(
         raise UsageError(f"no step {options.steps[0]}:{options.steps[1]} in the input", "See the steps with --per-step.")
     warnings = [*told, *_trace_warnings(parts)]
     gpus = _gpu_numbers(traces)
-    rank_rows = [row for at, part in enumerate(parts) for row in _rank_rows(part, at, gpus, warnings)]
+    rank_rows = [row for at, part in enumerate(parts) for row in _rank_rows(part, at, gpus)]
     rank_rows = _mark_shared(sorted(rank_rows, key=_row_order))
     step_rows = sorted((row for at, part in enumerate(parts) for row in _step_rows(part, at)), key=_step_order)
     n_comm = sum(int((part.kinds == int(Kind.COMM)).sum()) for part in parts)
@@ -278,7 +278,7 @@ def _reasons(trace: Trace, windows: Windows, step_pattern: str | None) -> tuple[
 # ------------------------------------------------------------------------------------------------------------- rows
 
 
-def _rank_rows(part: Part, report: int, gpus: Mapping[str, int], warnings: Sequence[Warning]) -> Iterable[RankRow]:
+def _rank_rows(part: Part, report: int, gpus: Mapping[str, int]) -> Iterable[RankRow]:
     trace, windows = part.trace, part.windows
     known = {(device.process, device.device_id): device for device in trace.devices}
     lane = windows.process * 8192 + windows.device

@@ -38,7 +38,6 @@ COPY_KINDS: Final = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 
 RANK_VARIABLES: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 WORLD_VARIABLES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
-PLACE_VARIABLES: Final = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
 ENVIRONMENT_VARIABLE: Final = "ENVIRONMENT_VARIABLE"
 """What the names of META_DATA_CAPTURE's rows of the environment end with."""
 ENVIRONMENT: Final = "DeviceEnvironment"

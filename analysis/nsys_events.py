@@ -338,7 +338,6 @@ class HostRanges:
     columns: Mapping[str, NDArray[np.generic]]
     texts: tuple[str, ...]
     n_open: int
-    n_ranges: int
 
     def is_execution(self) -> bool:
         """Whether there are ranges that are the work itself: marks of work, of ranks that name no device."""
@@ -357,7 +356,7 @@ def wanted_pattern(step_pattern: str | None) -> str:
 def read_ranges(tables: Tables, shift_ns: int, step_pattern: str | None) -> HostRanges:
     table = find_table(tables, NVTX)
     if table is None:
-        return HostRanges(_range_columns(0), (), 0, 0)
+        return HostRanges(_range_columns(0), (), 0)
     there = tables.columns(table)
     rows = dict(tables.integers(table, ["start", "end", "eventType", "globalTid"]))
     rows |= {edge: assemble.times(rows[edge], shift_ns) for edge in ("start", "end")}
@@ -378,7 +377,7 @@ def read_ranges(tables: Tables, shift_ns: int, step_pattern: str | None) -> Host
         "text": codes[keep],
         "is_pushed": pushed[keep],
     }
-    return HostRanges(columns, texts, int((end == MISSING).sum()), int(is_range.sum()))
+    return HostRanges(columns, texts, int((end == MISSING).sum()))
 
 
 def _foreign_marks(

@@ -172,16 +172,13 @@ def profile_job(
             outcome = Outcome(folder=folder, analysis=analysis, records=Records(), results=())
             _write_reports(found, outcome, run)
         except InputError as error:
-            nothing = error
+            nothing = f"the job ran, but its capture shows nothing to measure: {inputs.reason(error)}"
+            hint = error.hint or "See: ddpprof doctor"
             if RunDir(folder).is_run():
-                what = f"the job ran, but its capture shows nothing to measure: {inputs.reason(error)}"
-                raise ToolError(what, f"The run of before stays in {folder}.") from None
+                raise ToolError(nothing, f"The run of before stays in {folder}.") from None
         _remove_logs(run)
     if nothing is not None:
-        raise ToolError(
-            f"the job ran, but its capture shows nothing to measure: {inputs.reason(nothing)}",
-            f"{nothing.hint or 'See: ddpprof doctor'} The capture is kept in {folder}.",
-        )
+        raise ToolError(nothing, f"{hint} The capture is kept in {folder}.")
     return _kept(outcome, settings, say)
 
 

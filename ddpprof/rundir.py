@@ -63,10 +63,6 @@ class RunDir:
         """``trace.rankN.json.gz``: what torch.profiler wrote when nsys could not be had."""
         return self.path / f"trace.rank{rank}.json.gz"
 
-    def rank_log(self, rank: int) -> Path:
-        """Standard error of one rank while the job runs; never kept in a finished run folder."""
-        return self.path / f"rank{rank}.log"
-
     def reports(self) -> list[Path]:
         """The capture files to analyse: SQLite exports, else torch traces; sorted by name."""
         return sorted(self.path.glob("report*.sqlite")) or sorted(self.path.glob("trace.rank*.json.gz"))

@@ -57,6 +57,27 @@ def _database(ctx: click.Context, parameter: click.Parameter, url: str) -> str:
     return url
 
 
+device_option = click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="auto: GPUs when there are enough.",
+)
+share_gpu_option = click.option("--share-gpu", is_flag=True, help="Several ranks on one GPU, time-sliced.")
+nsys_option = click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
+range_option = click.option(
+    "--range", "uses_range", is_flag=True, help="Your own job: record only between its cudaProfilerStart and Stop."
+)
+format_option = click.option(
+    "-f",
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "json"]),
+    default="text",
+    show_default=True,
+    help="json: for programs.",
+)
 results_option = click.option(
     "--results",
     metavar="URL",

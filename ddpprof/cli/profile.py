@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ddpprof.cli import PATH, Progress, examples, keeps_results
+from ddpprof.cli import PATH, Progress, device_option, examples, keeps_results, nsys_option, range_option, share_gpu_option
 from ddpprof.cli.check import tell
 from ddpprof.errors import UsageError
 
@@ -35,14 +35,8 @@ class CaseOrCommand(click.Command):
 )
 @click.argument("case", required=False, metavar="CASE | -- COMMAND...")
 @click.option("--ranks", default=4, show_default=True, help="Processes of the job.")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="auto: GPUs when there are enough.",
-)
-@click.option("--share-gpu", is_flag=True, help="Several ranks on one GPU, time-sliced.")
+@device_option
+@share_gpu_option
 @click.option(
     "--capture",
     type=click.Choice(["auto", "nsys", "torch"]),
@@ -54,8 +48,8 @@ class CaseOrCommand(click.Command):
 @click.option("--iterations", default=10, show_default=True, help="Timed steps before the captured one.")
 @click.option("--seed", default=0, show_default=True, help="Seed of parameters and data.")
 @click.option("--port", type=int, help="Port for the ranks to meet at; a free one by default.")
-@click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
-@click.option("--range", "uses_range", is_flag=True, help="Your own job: record only between its cudaProfilerStart and Stop.")
+@nsys_option
+@range_option
 @click.option("-o", "--output", "folder", type=PATH, help="The run folder [runs/CASE].")
 @keeps_results
 @click.pass_context

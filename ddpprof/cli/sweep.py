@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ddpprof.cli import CHECK_FAILED, PATH, Progress, examples, keeps_results
+from ddpprof.cli import (
+    CHECK_FAILED,
+    PATH,
+    Progress,
+    device_option,
+    examples,
+    format_option,
+    keeps_results,
+    nsys_option,
+    range_option,
+    share_gpu_option,
+)
 from ddpprof.cli.profile import CaseOrCommand
 from ddpprof.errors import UsageError
 
@@ -32,27 +43,13 @@ OF_CASES = ("ranks", "share_gpu", "iterations")
 @click.option("--caps", default="1,2,4,8,16,25,64", show_default=True, help="bucket_cap_mb to try, in MiB.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Timed runs at each cap, in turns.")
 @click.option("--ranks", default=4, show_default=True, help="Processes of the job.")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="auto: GPUs when there are enough.",
-)
-@click.option("--share-gpu", is_flag=True, help="Several ranks on one GPU, time-sliced.")
+@device_option
+@share_gpu_option
 @click.option("--iterations", default=10, show_default=True, help="Timed steps of a run.")
-@click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
-@click.option("--range", "uses_range", is_flag=True, help="Your own job: record only between its cudaProfilerStart and Stop.")
+@nsys_option
+@range_option
 @click.option("-o", "--output", "folder", type=PATH, help="The folder of the sweep [runs/sweep/CASE].")
-@click.option(
-    "-f",
-    "--format",
-    "form",
-    type=click.Choice(["text", "markdown", "json"]),
-    default="text",
-    show_default=True,
-    help="json: for programs.",
-)
+@format_option
 @keeps_results
 @click.pass_context
 def sweep(ctx: click.Context, /, case: str | None, caps: str, rounds: int, uses_range: bool, form: str, **options: Any) -> None:

@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
-from ddpprof.cli import CHECK_FAILED, PATH, Progress, examples, keeps_results
+from ddpprof.cli import (
+    CHECK_FAILED,
+    PATH,
+    Progress,
+    device_option,
+    examples,
+    format_option,
+    keeps_results,
+    nsys_option,
+    share_gpu_option,
+)
 
 
 @click.command(
@@ -21,26 +31,12 @@ from ddpprof.cli import CHECK_FAILED, PATH, Progress, examples, keeps_results
 @click.option("--cases", metavar="A,B", default="", help="Only these cases [all].")
 @click.option("--ranks", default=4, show_default=True, help="Processes of each job.")
 @click.option("--iterations", default=10, show_default=True, help="Timed steps of each case.")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="auto: GPUs when there are enough.",
-)
-@click.option("--share-gpu", is_flag=True, help="Several ranks on one GPU, time-sliced.")
-@click.option("--nsys", metavar="PATH", help="The nsys to use (also DDPPROF_NSYS).")
+@device_option
+@share_gpu_option
+@nsys_option
 @click.option("--facts", "has_facts", is_flag=True, help="Check the facts about the DDP Reducer too (see ddpprof facts).")
 @click.option("--fresh", "is_fresh", is_flag=True, help="Run every case again, also those that an earlier verify left whole.")
-@click.option(
-    "-f",
-    "--format",
-    "form",
-    type=click.Choice(["text", "markdown", "json"]),
-    default="text",
-    show_default=True,
-    help="json: for programs.",
-)
+@format_option
 @click.option("-o", "--output", "folder", type=PATH, help="Where the runs and the table go [runs/verify].")
 @keeps_results
 @click.pass_obj
