@@ -24,11 +24,11 @@ def attribute(
     kinds: NDArray[np.int8],
     windows: Windows,
     measured: Measured,
-    records: Mapping[tuple[int, int], BucketRecord] | None = None,
+    records: Mapping[tuple[int, int, int], BucketRecord] | None = None,
 ) -> list[dict[str, Any]]:
     """The columns of BucketRow (less rank and report) of every communication interval in a window, by window and launch.
 
-    ``records`` are the bucket records of the captured step by (rank, bucket).
+    ``records`` are the bucket records by (rank, step, bucket).
     """
     operations = trace.operations
     used = np.flatnonzero((windows.of_operation >= 0) & (kinds == int(Kind.COMM)))
@@ -56,13 +56,16 @@ def attribute(
         bucket, attribution = _number(mark, bool(has_marks[window]), int(counted[window]), call)
         counted[window] += 1
         process = trace.processes[int(windows.process[window])]
-        record = (records or {}).get((process.rank, bucket)) if process.rank is not None and bucket is not None else None
+        step = None if windows.step[window] == MISSING else int(windows.step[window])
+        record = None
+        if records and process.rank is not None and step is not None and bucket is not None:
+            record = records.get((process.rank, step, bucket))
         size = mark.size_bytes if mark is not None and mark.size_bytes is not None else record.size_bytes if record else None
         found.append(
             {
                 "process": int(windows.process[window]),
                 "device": int(windows.device[window]),
-                "step": None if windows.step[window] == MISSING else int(windows.step[window]),
+                "step": step,
                 "bucket": bucket,
                 "operation": _operation(names[at], call),
                 "size_bytes": size,

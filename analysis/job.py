@@ -20,7 +20,6 @@ from ddpprof.errors import InputError, UsageError
 from ddpprof.model import (
     MISSING,
     Analysis,
-    BucketRecord,
     BucketRow,
     Focus,
     FocusRow,
@@ -342,10 +341,7 @@ def _step_rows(part: Part, report: int) -> Iterable[StepRow]:
 
 
 def _bucket_rows(part: Part, report: int, records: Records | None) -> Iterable[BucketRow]:
-    captured = {item.rank: item.step for item in records.iterations if item.is_captured} if records else {}
-    by_bucket: dict[tuple[int, int], BucketRecord] = {}
-    if records:
-        by_bucket = {(item.rank, item.bucket): item for item in records.buckets if captured.get(item.rank) == item.step}
+    by_bucket = {(item.rank, item.step, item.bucket): item for item in records.buckets} if records else {}
     for row in buckets.attribute(part.trace, part.kinds, part.windows, part.measured, by_bucket):
         process, device = part.trace.processes[row.pop("process")], row.pop("device")
         yield BucketRow(rank=process.rank, report=report, pid=process.pid, device_id=device if device >= 0 else None, **row)
@@ -626,8 +622,8 @@ def _skew(parts: Sequence[Part]) -> Iterable[Warning]:
 
 def _unjoined(records: Records, found: Sequence[BucketRow]) -> Iterable[Warning]:
     """Ranks whose marked buckets are not those that the run recorded for the captured step."""
-    captured = {item.rank: item.step for item in records.iterations if item.is_captured}
-    recorded = Counter(item.rank for item in records.buckets if captured.get(item.rank) == item.step)
+    captured = {(item.rank, item.step) for item in records.iterations if item.is_captured}
+    recorded = Counter(item.rank for item in records.buckets if (item.rank, item.step) in captured)
     seen = Counter(row.rank for row in found if row.bucket is not None)
     differing = sorted(rank for rank in recorded if recorded[rank] != seen[rank])
     if differing:

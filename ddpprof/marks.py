@@ -8,6 +8,7 @@ Grammar, in domain ``ddpprof`` (the default domain is read too)::
     delay/I                   backward of branch I holds the compute stream (GPU) or sleeps (CPU)
     compute/I                 gradient arithmetic of branch I (what a CPU run shows as compute beside the delay)
     bucket/I/BYTES            in the comm hook, around the all-reduce call
+    wait/WHAT                 the host waits inside the step: for the device (``wait/item``), or for the disk
     allreduce/I               start/end range, enqueue to Future; only on a run without device kernels
 """
 
@@ -22,12 +23,12 @@ FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER = "optimizer"
 
-MarkKind = Literal["rank", "step", "forward", "backward", "optimizer", "delay", "compute", "bucket", "allreduce"]
+MarkKind = Literal["rank", "step", "forward", "backward", "optimizer", "delay", "compute", "wait", "bucket", "allreduce"]
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One parsed mark. ``index`` is R, N or I (None for forward, backward, optimizer)."""
+    """One parsed mark. ``index`` is R, N or I (None for forward, backward, optimizer, wait)."""
 
     kind: MarkKind
     index: int | None = None
@@ -58,6 +59,11 @@ def bucket(index: int, size_bytes: int) -> str:
     return f"bucket/{index}/{size_bytes}"
 
 
+def wait(what: str) -> str:
+    """Name of a wait of the host; ``what`` is lower-case letters."""
+    return f"wait/{what}"
+
+
 def allreduce(index: int) -> str:
     return f"allreduce/{index}"
 
@@ -69,6 +75,7 @@ PATTERN = (
     r"(?:(?P<window>rank)/(?P<rank>\d{1,6})(?P<fields>(?:/[a-z_]+/\d{1,6})*)"
     r"|(?P<indexed>step|delay|compute|allreduce)/(?P<index>\d{1,18})"
     r"|(?P<bucket>bucket)/(?P<number>\d{1,18})/(?P<bytes>\d{1,18})"
+    r"|(?P<wait>wait)/[a-z]{1,32}"
     r"|(?P<plain>forward|backward|optimizer))"
 )
 """Regular expression of every mark, anchored by the user of it (``fullmatch``); every number in it fits an int64."""
@@ -89,4 +96,4 @@ def parse(text: str) -> Mark | None:
         return Mark("bucket", int(match["number"]), size_bytes=int(match["bytes"]))
     if match["indexed"]:
         return Mark(match["indexed"], int(match["index"]))  # type: ignore[arg-type]
-    return Mark(match["plain"])  # type: ignore[arg-type]
+    return Mark(match["wait"] or match["plain"])  # type: ignore[arg-type]

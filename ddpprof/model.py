@@ -114,12 +114,23 @@ class ReportInfo:
     session_start_utc_ns: int | None = column("ns", "UTC time of the report's zero", default=None)
 
 
+SETTINGS = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_ENABLE_TIMING",
+)
+"""The variables of a captured environment, beside those that tell a rank, that are kept: each can cost overlap."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of a report. Names, arguments and environment are never kept.
+    """One process of a report. Names, arguments and environment are never kept, but for those of SETTINGS.
 
     ``key`` is what the report identifies it by (masked globalPid, or the pid), ``window`` the captured window of
-    its rank mark on this report's clock, None without one.
+    its rank mark on this report's clock, None without one; ``settings`` are the SETTINGS that were set, name and value.
     """
 
     key: int
@@ -128,6 +139,7 @@ class Process:
     rank_source: RankSource = "unknown"
     world_size: int | None = None
     window: tuple[int, int] | None = None
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +215,8 @@ class Trace:
     ``overheads`` are (process, start, end) of the profiler's own work. ``extent`` is the captured window (start,
     end), None when the report does not tell. ``is_graph_opaque`` holds the indices of processes with graph work
     that the report does not show kernel by kernel. ``has_launches`` says whether the report has launch calls at all;
-    ``lost_launches`` are (process, start) of kernel launches whose kernel is not in the report.
+    ``lost_launches`` are (process, start) of kernel launches whose kernel is not in the report. ``waits`` are (process,
+    start, end) of host calls that return only when the device has done its work (cudaDeviceSynchronize and the like).
     """
 
     report: ReportInfo
@@ -219,6 +232,7 @@ class Trace:
     is_graph_opaque: frozenset[int] = frozenset()
     has_launches: bool = False
     lost_launches: tuple[tuple[int, int], ...] = ()
+    waits: tuple[tuple[int, int, int], ...] = ()
     warnings: tuple[Warning, ...] = ()
 
 
@@ -455,15 +469,106 @@ class KindRow:
     total_ns: int = column("ns", "sum of durations")
 
 
+Clock = Literal["one report", "session start", "collective ends", "none"]
+"""What makes the ranks' times comparable: one report has one clock; reports of one host tell their session's start; else the
+ends of matched collectives, which all ranks see at nearly the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """One collective of one step as all its ranks saw it. Lists are in the order of ``Across.ranks``."""
+
+    step: int | None = column("id", "number of the step")
+    place: int = column("id", "place among the collectives of the step, in order of launch")
+    bucket: int | None = column("id", "bucket index, where it could be told")
+    operation: str = column("text", "collective by kernel name")
+    size_bytes: int | None = column("bytes", "bytes of the bucket")
+    transfer_ns: int = column("ns", "transfer estimate: the shortest length over ranks", better="lower")
+    length_ns: list[int] = column("ns", "length on each rank, its waiting for the others included")
+    wait_ns: list[int] = column("ns", "length less the transfer estimate, on each rank")
+    arrival_ns: list[int] | None = column("ns", "start after the first rank's; missing without a common clock")
+    last: int | None = column("id", "place in Across.ranks of the rank that arrived last, beyond the clock's uncertainty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcrossRank:
+    """One row of ``Analysis.ranks`` among the others; medians over complete steps of sums over a step's collectives."""
+
+    rank: int | None = column("id", "rank of the job")
+    report: int = column("id", "index into reports")
+    pid: int = column("id", "process id in the report")
+    device_id: int | None = column("id", "process-local CUDA ordinal")
+    offset_ns: int | None = column("ns", "what was added to its report's clock; missing without a common clock")
+    n_collectives: int = column("count", "collectives that were paired")
+    n_last: int | None = column("count", "of them, those at which it arrived last; missing without a common clock")
+    wait_ns: int = column("ns", "waiting for other ranks, a step", better="lower")
+    late_ns: int | None = column("ns", "arrival at the last collective of a step, after the median of the other ranks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Across:
+    """What can be said over ranks. ``refused`` is why their collectives were not (all) paired, None when they were.
+
+    ``uncertainty_ns`` is how far two ranks' clocks may be apart after alignment, None without a common clock.
+    """
+
+    clock: Clock
+    uncertainty_ns: int | None
+    refused: str | None
+    ranks: tuple[AcrossRank, ...]
+    collectives: tuple[CollectiveRow, ...]
+
+
+CAUSES: Mapping[str, str] = {
+    "communication-slow": "the transfer itself takes longer than there is compute to hide it",
+    "bucket-scheduling": "gradients are ready long before their bucket is sent",
+    "compute-tail": "communication is hidden, and the backward of the last layers decides the step",
+    "synchronisation-wait": "the host waits for the device inside the step, and the device then for the host",
+    "parameter-granularity": "many small kernels with gaps between them: bound by launches",
+    "straggler-rank": "one rank arrives last, the others wait for it",
+    "contention": "kernels run slower while communication is beside them",
+    "bucket-too-small": "many short collectives, bound by latency",
+    "periodic-spikes": "every n-th step is long",
+    "settings": "a setting costs overlap, or buys nothing",
+}
+"""The causes that hold a step back: ``findings[].code`` and what each means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of one report's clock that a finding points at."""
+
+    report: int
+    pid: int
+    start_ns: int
+    end_ns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A cause that holds the step back, with its evidence (metric name to value)."""
+    """A cause (one of CAUSES) that holds the step back. ``evidence`` is metric name to value.
+
+    ``cost_ns`` is how much shorter a step would be, at most, without it; ``sure`` says how far the evidence goes, ``advice``
+    what to try; ``spans`` are stretches of the timeline to look at, the longest first.
+    """
 
     code: str
     severity: Severity
     message: str
     rank: int | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
+    cost_ns: int | None = None
+    sure: Literal["high", "medium", "low"] = "medium"
+    advice: str = ""
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotJudged:
+    """A cause that the input does not let be judged, and why."""
+
+    code: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -482,6 +587,8 @@ class Analysis:
     focus: Focus | None
     kinds: tuple[KindRow, ...]
     findings: tuple[Finding, ...] = ()
+    not_judged: tuple[NotJudged, ...] = ()
+    across: Across | None = None
     warnings: tuple[Warning, ...] = ()
     timings: tuple[TimingRow, ...] = ()
 
