@@ -6,19 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddpprof.analysis import buckets, intervals, job
+from ddpprof.analysis import buckets, intervals
 from ddpprof.analysis.intervals import Intervals
+from ddpprof.analysis.part import Options, Part, measure
 from ddpprof.model import Kind, Lane, RankLanes, Timeline, Trace
 
 
-def timeline(traces: Sequence[Trace], options: job.Options | None = None) -> Timeline:
+def timeline(traces: Sequence[Trace], options: Options | None = None) -> Timeline:
     """The last complete step of every row (or its whole capture), zero at the earliest start.
 
     Compute is narrowed as in ``options``; reports of one host are aligned by their session start, and stand each at its own
     zero when they do not tell it.
     """
-    options = options or job.Options()
-    parts = [job.measure(trace, options) for trace in traces]
+    options = options or Options()
+    parts = [measure(trace, options) for trace in traces]
     starts = [part.trace.report.session_start_utc_ns for part in parts]
     clock = [0 if None in starts else (start or 0) - min(value for value in starts if value is not None) for start in starts]
     found = [lanes for part, shift in zip(parts, clock, strict=True) for lanes in _rank_lanes(part, shift, options)]
@@ -30,7 +31,7 @@ def timeline(traces: Sequence[Trace], options: job.Options | None = None) -> Tim
     return Timeline(evidence=traces[0].evidence, ranks=tuple(ranks), step=numbers.pop() if len(numbers) == 1 else None)
 
 
-def _rank_lanes(part: job.Part, shift: int, options: job.Options) -> list[tuple[RankLanes, int | None]]:
+def _rank_lanes(part: Part, shift: int, options: Options) -> list[tuple[RankLanes, int | None]]:
     trace, windows = part.trace, part.windows
     measured = part.focused or part.measured
     overlap = intervals.intersection(measured.compute, measured.comm)
@@ -67,7 +68,7 @@ def _rank_lanes(part: job.Part, shift: int, options: job.Options) -> list[tuple[
 
 
 def _lanes(
-    part: job.Part,
+    part: Part,
     rows: np.ndarray[tuple[int], np.dtype[np.int64]],
     shift: int,
     rank: int | None,

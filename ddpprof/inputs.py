@@ -16,7 +16,7 @@ from ddpprof.model import Analysis, Records, Trace, Warning
 from ddpprof.rundir import RunDir, read_records
 
 if TYPE_CHECKING:
-    from ddpprof.analysis.job import Options
+    from ddpprof.analysis.part import Options
 
 Say = Callable[[str], None]
 Over = Callable[[Sequence[Path], str], Iterable[Path]]
@@ -54,7 +54,7 @@ def analyze(*inputs: str | Path, **options: Any) -> Analysis:
 
     Keywords are those of ``ddpprof.analysis.job.Options`` (``compute="spin_kernel"``). Raises DdpprofError.
     """
-    from ddpprof.analysis.job import Options
+    from ddpprof.analysis.part import Options
 
     chosen = Options(**options)
     return read([Path(item) for item in inputs], step_pattern=chosen.step_pattern).analyze(chosen)

@@ -163,7 +163,7 @@ def profile_job(
         _export(run, tool, [None])
         facts = {"case": None, "bucket_cap_mb": settings.bucket_cap_mb, "device": "cuda" if has_cuda else "cpu"}
         _write_manifest(run, facts | {"nsys_version": tool.version, "warnings": []})
-        from ddpprof.analysis.job import Options
+        from ddpprof.analysis.part import Options
 
         nothing = None
         try:
@@ -311,7 +311,7 @@ def _analyse(
 def _judge(case: Case, plan: _Plan, run: RunDir, records: Records) -> tuple[inputs.Input, Outcome]:
     """What a run folder with its manifest shows, and whether it is what the case must show."""
     from ddpprof.analysis import check
-    from ddpprof.analysis.job import Options
+    from ddpprof.analysis.part import Options
 
     try:
         found = inputs.read([run.path])
@@ -396,7 +396,7 @@ def _expected_failure(case: Case, settings: Settings, plan: _Plan, run: RunDir, 
 
 
 def _write_reports(found: inputs.Input, outcome: Outcome, run: RunDir) -> None:
-    from ddpprof.analysis.job import Options
+    from ddpprof.analysis.part import Options
     from ddpprof.analysis.timeline import timeline
     from ddpprof.reports import files
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from oracle import Interval, oracle_metrics
 
-from ddpprof.analysis.job import Options
+from ddpprof.analysis.part import Options
 from ddpprof.inputs import read
 from ddpprof.model import Analysis
 from ddpprof.reports import text

@@ -14,7 +14,7 @@ import pytest
 
 from ddpprof import inputs, reducer
 from ddpprof.analysis.check import Result
-from ddpprof.analysis.job import Options
+from ddpprof.analysis.part import Options
 from ddpprof.claims import Lost, Ran, clock_rows, evaluate, expected_layout
 from ddpprof.errors import InputError, ToolError, WorkloadError
 from ddpprof.model import (

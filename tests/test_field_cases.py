@@ -22,8 +22,8 @@ import pytest
 from nsight import GEMM, NCCL, PID, SESSION_NS, SPIN, D, G, K, M, N, O, P, R, S, build, query, synthesize
 
 from ddpprof import nsys as nsight_tool
-from ddpprof.analysis.job import Options
 from ddpprof.analysis.nsys_tables import to_int64
+from ddpprof.analysis.part import Options
 from ddpprof.cli import CHECK_FAILED, main
 from ddpprof.errors import InputError, UsageError
 from ddpprof.inputs import read

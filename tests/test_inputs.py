@@ -15,7 +15,7 @@ from stubs import COPIES, fake_nsys
 
 import ddpprof
 from ddpprof import inputs, nsys
-from ddpprof.analysis.job import Options
+from ddpprof.analysis.part import Options
 from ddpprof.analysis.timeline import timeline
 from ddpprof.errors import InputError, ToolError, UsageError
 from ddpprof.reports import files

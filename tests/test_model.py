@@ -110,13 +110,13 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def warning_codes_used() -> dict[str, Path]:
-    """The code of every ``Warning(code="…")``, or ``{"code": "…"}`` of a manifest, with a file that has it."""
+    """Codes of ``Warning(code="…")``, ``Told(code="…")`` and ``{"code": "…"}`` of a manifest, and a file that has it."""
     found: dict[str, Path] = {}
     for path, tree in sources():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Warning":
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("Warning", "Told"):
                 codes = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
-                assert codes, f"{path}:{node.lineno}: a Warning without code="
+                assert codes, f"{path}:{node.lineno}: a warning without code="
             elif isinstance(node, ast.Dict):
                 codes = [
                     value for key, value in zip(node.keys, node.values, strict=True) if getattr(key, "value", None) == "code"
@@ -135,12 +135,6 @@ def test_every_code_that_is_used_is_declared() -> None:
 
 def test_every_code_that_is_declared_is_used() -> None:
     assert WARNING_CODES.keys() - warning_codes_used().keys() == set()
-
-
-def test_codes_of_unreliable_rows_are_codes_of_warnings() -> None:
-    from ddpprof.analysis import job
-
-    assert set(job._UNRELIABLE) <= WARNING_CODES.keys()
 
 
 # -- values with behaviour

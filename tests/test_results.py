@@ -17,7 +17,7 @@ import captured
 import pytest
 
 from ddpprof import inputs, results
-from ddpprof.analysis.job import Options
+from ddpprof.analysis.part import Options
 from ddpprof.errors import InputError, UsageError
 from ddpprof.model import KeptRank, KeptRun, Records, RunRecord, Timing
 

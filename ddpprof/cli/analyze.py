@@ -57,7 +57,7 @@ def analyze(progress: Progress, /, inputs: tuple[Path, ...], form: str, folder: 
     reports. Several inputs are one job.
     """
     from ddpprof import inputs as sources
-    from ddpprof.analysis.job import Options
+    from ddpprof.analysis.part import Options
     from ddpprof.reports import markdown, tables, text
 
     options = Options(

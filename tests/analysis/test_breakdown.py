@@ -18,6 +18,7 @@ from oracle import Interval, of_rows, oracle_metrics, timelines
 
 from ddpprof.analysis import assemble, breakdown, job, load
 from ddpprof.analysis.breakdown import METRICS
+from ddpprof.analysis.part import Options, measure
 from ddpprof.errors import InputError
 from ddpprof.model import MISSING, Operations, Trace
 
@@ -30,7 +31,7 @@ drawn = timelines().map(lambda rows: [*rows, K(0, 7, 0, "0.003")])
 
 def measured(path: Path, **options: Any) -> dict[Key, dict[str, Any]]:
     """All columns of each (pid, device, step number) of a report."""
-    part = job.measure(load.read(path), job.Options(**options))
+    part = measure(load.read(path), Options(**options))
     return columns(part.trace, part.measured, part.windows)
 
 
@@ -142,7 +143,7 @@ def expected_metrics(work: Sequence[Any], backward: Iterable[Interval]) -> dict[
 @settings(max_examples=60)
 @given(stepped())
 def test_every_step_equals_the_oracle(tmp_path: Path, drawn: Stepped) -> None:
-    part = job.measure(load.read(build(tmp_path / "drawn.sqlite", drawn.rows)), job.Options())
+    part = measure(load.read(build(tmp_path / "drawn.sqlite", drawn.rows)), Options())
     found = columns(part.trace, part.measured, part.windows)
     expected = {key: expected_metrics(work, drawn.backward[key[0]]) for key, work in by_step(drawn).items()}
     assert {key: metrics(row) for key, row in found.items()} == expected
@@ -259,7 +260,7 @@ def test_focus_narrows_compute_and_nothing_else(tmp_path: Path, rows: list[Row],
     spun = [
         replace(row, name=SPIN) if isinstance(row, K) and row.name == GEMM and data.draw(st.booleans()) else row for row in rows
     ]
-    part = job.measure(load.read(build(tmp_path / "drawn.sqlite", spun)), job.Options(compute="spin_KERNEL"))
+    part = measure(load.read(build(tmp_path / "drawn.sqlite", spun)), Options(compute="spin_KERNEL"))
     assert part.focused is not None
     all_compute, focus = (columns(part.trace, found, part.windows) for found in (part.measured, part.focused))
     for (pid, dev, _), row in focus.items():
@@ -286,7 +287,7 @@ def test_comm_launched_before_the_last_compute(report: Path) -> None:
         K dev0 s7  90..99 GEMM launch=60..61
         """,
     )
-    part = job.measure(load.read(report), job.Options(compute="gemm"))
+    part = measure(load.read(report), Options(compute="gemm"))
     assert part.focused is not None
     assert breakdown.rows(part.measured, 0)["n_before_last_compute"] == 2
     assert breakdown.rows(part.focused, 0)["n_before_last_compute"] == 3

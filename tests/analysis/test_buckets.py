@@ -14,13 +14,14 @@ from nsight import NCCL, K, N, build
 
 from ddpprof.analysis import buckets, job, load
 from ddpprof.analysis.buckets import ranges_around
+from ddpprof.analysis.part import Options, measure
 from ddpprof.model import BucketRecord, BucketRow, IterationRecord, Records
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096>)"
 
 
 def rows(report: Path, timeline: str, records: Records | None = None, **options: Any) -> tuple[BucketRow, ...]:
-    return job.analyze([load.read(build(report, timeline))], job.Options(**options), records=records).buckets
+    return job.analyze([load.read(build(report, timeline))], Options(**options), records=records).buckets
 
 
 def test_a_bucket_mark_around_the_launch(report: Path) -> None:
@@ -212,5 +213,5 @@ def test_the_last_started_range_that_still_runs(tmp_path: Path, ranges: list[tup
 
 
 def test_nothing_to_attribute(report: Path) -> None:
-    part = job.measure(load.read(build(report, "K dev0 s7 0..1 GEMM")), job.Options())
+    part = measure(load.read(build(report, "K dev0 s7 0..1 GEMM")), Options())
     assert buckets.attribute(part.trace, part.kinds, part.windows, part.measured) == []

@@ -17,6 +17,7 @@ import pytest
 from nsight import build
 
 from ddpprof.analysis import job, load
+from ddpprof.analysis.part import Options
 from ddpprof.analysis.timeline import timeline
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Analysis, RankRow, StepRow
@@ -109,11 +110,11 @@ TEXTS = (
     *("RANK=3", 'RANK="\u0663"', f"RANK={NINES}", "WORLD_SIZE=999999999", "RANK=1;WORLD_SIZE=0"),
 )
 OPTIONS = (
-    *[job.Options()] * 4,
-    job.Options(whole_capture=True),
-    job.Options(compute="gemm|delay", comm=("memcpy",), buckets=True),
-    job.Options(not_comm=("nccl",), step_pattern=r"step.\d"),
-    job.Options(streams=frozenset({7}), steps=(1, 3)),
+    *[Options()] * 4,
+    Options(whole_capture=True),
+    Options(compute="gemm|delay", comm=("memcpy",), buckets=True),
+    Options(not_comm=("nccl",), step_pattern=r"step.\d"),
+    Options(streams=frozenset({7}), steps=(1, 3)),
 )
 
 
@@ -206,7 +207,7 @@ def _key(row: Any) -> tuple[Any, ...]:
     return (row.report, row.pid, row.device_id)
 
 
-def outcome(path: Path, options: job.Options) -> Analysis | DdpprofError:
+def outcome(path: Path, options: Options) -> Analysis | DdpprofError:
     """What a person who analyzes the file gets to see, checked."""
     try:
         traces = [load.read(path, options.step_pattern)]
@@ -227,7 +228,7 @@ def outcome(path: Path, options: job.Options) -> Analysis | DdpprofError:
 @pytest.mark.parametrize("base", BASES)
 def test_undamaged_all_are_analyzed(base: str, bases: dict[str, bytes], report: Path) -> None:
     report.write_bytes(bases[base])
-    found = outcome(report, job.Options())
+    found = outcome(report, Options())
     assert isinstance(found, Analysis)
     expected = {"graphs": {(10_000, 20_000)}, "host": {(50_000, 30_000)}}.get(base, {(10_000, 70_250), (0, 0)})
     assert {(row.overlap_ns, row.exposed_comm_ns) for row in found.ranks} == expected

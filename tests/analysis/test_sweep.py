@@ -10,7 +10,7 @@ import pytest
 
 from ddpprof import inputs
 from ddpprof.analysis import sweep
-from ddpprof.analysis.job import Options
+from ddpprof.analysis.part import Options
 from ddpprof.model import Analysis, CapRow, IterationRecord, Records, Timing
 
 MIB = 2**20

@@ -13,6 +13,7 @@ from nsight import SESSION_NS, K, Row, build
 from oracle import timelines
 
 from ddpprof.analysis import intervals, job, load
+from ddpprof.analysis.part import Options
 from ddpprof.analysis.timeline import timeline
 from ddpprof.model import Kind, RankLanes, Timeline
 
@@ -27,7 +28,7 @@ GPU = """
 """
 
 
-def draw(path: Path, rows: str | Iterable[Row], options: job.Options | None = None, **how: Any) -> Timeline:
+def draw(path: Path, rows: str | Iterable[Row], options: Options | None = None, **how: Any) -> Timeline:
     return timeline([load.read(build(path, rows, **how))], options)
 
 
@@ -84,13 +85,13 @@ def test_a_host_run_names_its_lanes_by_what_they_are(report: Path) -> None:
         N 10..60 "delay/0" thread=2
         N60 40..120 "allreduce/0" thread=2
     """
-    (rank,) = draw(report, rows, job.Options(compute="delay")).ranks
+    (rank,) = draw(report, rows, Options(compute="delay")).ranks
     assert lanes(rank) == [("compute", [(0, 50, "COMPUTE", "")]), ("all-reduce", [(30, 110, "COMM", "0")])]
     assert (rank.title, rank.overlap_ns, rank.compute_label) == ("rank 1", 20_000, "delay")
 
 
 def test_compute_is_narrowed_for_the_overlap_shown(report: Path) -> None:
-    (rank,) = draw(report, GPU + "K dev0 s7 150..160 SPIN launch=12..13", job.Options(compute="spin")).ranks
+    (rank,) = draw(report, GPU + "K dev0 s7 150..160 SPIN launch=12..13", Options(compute="spin")).ranks
     assert (rank.overlap_start_ns.tolist(), rank.overlap_end_ns.tolist(), rank.compute_label) == ([50_000], [60_000], "spin")
 
 
@@ -137,7 +138,7 @@ def test_ranks_that_show_different_steps_have_no_step_together(report: Path) -> 
 
 
 def test_nothing_in_the_steps_asked_for_draws_nothing(report: Path) -> None:
-    assert draw(report, GPU, job.Options(steps=(9, 9))).ranks == ()
+    assert draw(report, GPU, Options(steps=(9, 9))).ranks == ()
 
 
 @settings(max_examples=25)

@@ -9,7 +9,7 @@ import pytest
 
 from ddpprof import inputs, machine, profiling
 from ddpprof.analysis.check import Result
-from ddpprof.analysis.job import Options
+from ddpprof.analysis.part import Options
 from ddpprof.errors import ToolError
 from ddpprof.model import Records
 from ddpprof.profiling import Outcome, Settings

@@ -55,7 +55,7 @@ def finish(out: Path, tool: nsys.Nsys, data: Path | None) -> int:
     """Checks every capture and prints a line for each rank; the status is the number of expectations that did not hold."""
     from ddpprof import inputs, profiling
     from ddpprof.analysis import check
-    from ddpprof.analysis.job import Options
+    from ddpprof.analysis.part import Options
     from ddpprof.analysis.redact import redact
     from ddpprof.workloads.cases import find
 
