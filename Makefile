@@ -8,10 +8,10 @@ BIN = .venv/bin
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup profile analyze check verify sweep history cases doctor test test-quick lint bench clean
+.PHONY: help setup profile analyze check verify sweep predict-check history cases doctor test test-quick lint bench diagnose-matrix clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
 	@echo "  CASE=delay_cap64 names another case; OPTIONS='--ranks 2' goes to the command as it is"
 
 setup: .venv/ready ## the virtual environment, with the torch that is there or a fresh one (TORCH_OPTIONS='--index-url ...')
@@ -30,6 +30,9 @@ verify: .venv/ready ## the formal experiment: every case at 4 ranks, and its acc
 
 sweep: .venv/ready ## CASE at several bucket caps: which to take
 	@$(BIN)/ddpprof sweep $(CASE) $(OPTIONS)
+
+predict-check: .venv/ready ## captures CASE, predicts other bucket caps, runs them: predicted against measured
+	@$(BIN)/python -m benchmarks.predict_check $(CASE) $(OPTIONS)
 
 history: .venv/ready ## the trend of CASE over the runs kept
 	@$(BIN)/ddpprof history $(CASE) $(OPTIONS)
@@ -54,6 +57,9 @@ lint: .venv/ready ## ruff, and mypy on the installed package (it cannot follow a
 
 bench: .venv/ready ## the speed figures, as ratios
 	$(BIN)/python -m benchmarks $(OPTIONS)
+
+diagnose-matrix: .venv/ready ## is the diagnosis right? every case with a known cause, five times over
+	$(BIN)/python -m benchmarks.diagnose_matrix $(OPTIONS)
 
 clean: ## what was built (not runs/)
 	rm -rf .venv .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

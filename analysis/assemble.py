@@ -20,7 +20,7 @@ LONGEST_NS: Final = 2**50
 LATEST_NS: Final = 2**61
 """73 years: no clock shows more, UTC since 1970 included, and sums and differences of less stay far from the int64 limit."""
 
-_OPERATION_TYPES: Final = {
+OPERATION_TYPES: Final[Mapping[str, type[np.generic]]] = {
     "process": np.int32,
     "device": np.int16,
     "stream": np.int64,
@@ -44,32 +44,26 @@ _RANGE_TYPES: Final = {
 def operations(parts: Sequence[dict[str, NDArray[Any]]]) -> Operations:
     """The Operations of all parts (each a column for every field), ordered by process, device, start.
 
-    Takes the parts apart as it goes, so that no column is there twice.
+    Takes the parts apart as it goes and uses their memory again, so that no more than one column is there twice.
     """
-    pieces = sorted(piece for number, part in enumerate(parts) for piece in _lanes(number, part))
-    columns = {}
-    for name, kind in _OPERATION_TYPES.items():
-        found = [parts[number][name][low:high].astype(kind, copy=False) for _, number, low, high in pieces]
-        columns[name] = np.concatenate(found) if found else np.empty(0, kind)
-        del found
-        for part in parts:
-            del part[name]
-    lane = columns["process"].astype(np.int64) * 8192 + columns["device"]
-    if ((lane[1:] == lane[:-1]) & (columns["start_ns"][1:] < columns["start_ns"][:-1])).any():
-        order = np.lexsort((columns["start_ns"], lane))
-        columns = {name: column[order] for name, column in columns.items()}
-    return Operations(**columns)
-
-
-def _lanes(number: int, part: dict[str, NDArray[Any]]) -> list[tuple[int, int, int, int]]:
-    """(lane, part number, first row, end row) of each (process, device) of a part, whose rows are put in that order."""
-    codes, distinct = factorize(part["process"].astype(np.int64) * 8192 + part["device"])
+    columns = {name: _join(parts, name, kind) for name, kind in OPERATION_TYPES.items()}
+    lanes, distinct = factorize(columns["process"].astype(np.int64) * 8192 + columns["device"])
+    lane = np.argsort(np.argsort(distinct)).astype(np.min_scalar_type(len(distinct)))[lanes]  # small integers sort faster
+    del lanes
+    order = None
+    if (columns["start_ns"][1:] < columns["start_ns"][:-1]).any():
+        order = np.argsort(columns["start_ns"], kind="stable")
+        lane = lane[order]
     if len(distinct) > 1:
-        order = np.argsort(codes, kind="stable")
-        for name in part:
-            part[name] = part[name][order]
-    edges = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(distinct)))]).tolist()
-    return list(zip(distinct.tolist(), [number] * len(distinct), edges[:-1], edges[1:], strict=True))
+        by_lane = np.argsort(lane, kind="stable")
+        order = by_lane if order is None else order[by_lane]
+        del by_lane
+    if order is not None:
+        free: dict[np.dtype[Any], NDArray[Any]] = {}  # the memory of a column that is done takes the next one
+        for name, column in columns.items():
+            columns[name] = np.take(column, order, out=free.get(column.dtype), mode="clip")
+            free[column.dtype] = column
+    return Operations(**columns)
 
 
 def ranges(columns: Mapping[str, NDArray[np.generic]]) -> Ranges:
@@ -115,7 +109,7 @@ def times(raw: Int64, shift_ns: int) -> Int64:
 def possible(start: Int64, end: Int64) -> NDArray[np.bool_]:
     """Which intervals can be true: they end after they start, and lie within thirteen days of the others."""
     known = np.asarray((start != MISSING) & (end != MISSING) & (end > start))
-    if not known.any():
+    if not known.any() or (known.all() and int(end.max()) - int(start.min()) < LONGEST_NS):
         return known
     middle = int(np.partition(start[known], known.sum() // 2)[known.sum() // 2])
     near = (np.abs(start - middle) < LONGEST_NS) & (np.abs(end - middle) < LONGEST_NS)
@@ -124,11 +118,20 @@ def possible(start: Int64, end: Int64) -> NDArray[np.bool_]:
 
 def factorize(values: Int64) -> tuple[NDArray[np.int32], Int64]:
     """Codes and the distinct values they index, in order of first appearance."""
-    encoded = pa.array(values).dictionary_encode()
-    return encoded.indices.to_numpy(), encoded.dictionary.to_numpy()
+    column = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+    encoded = column.dictionary_encode()
+    return from_arrow(encoded.indices), from_arrow(encoded.dictionary)
 
 
-def join(parts: Sequence[dict[str, NDArray[Any]]], name: str, kind: type) -> NDArray[Any]:
+def from_arrow(column: pa.Array) -> NDArray[Any]:
+    """An Arrow array of integers without nulls, its memory shared. pyarrow's own ``to_numpy`` imports pandas first."""
+    kind = np.dtype(str(column.type))
+    if not len(column):
+        return np.empty(0, kind)
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)
+
+
+def _join(parts: Sequence[dict[str, NDArray[Any]]], name: str, kind: type[np.generic]) -> NDArray[Any]:
     """One column of all parts, taken out of them."""
     columns: list[NDArray[Any]] = [part.pop(name).astype(kind, copy=False) for part in parts]
-    return np.concatenate(columns) if columns else np.empty(0, kind)
+    return columns[0] if len(columns) == 1 else np.concatenate(columns or [np.empty(0, kind)])

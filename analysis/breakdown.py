@@ -105,7 +105,8 @@ def _distinct(key: Int64) -> tuple[Int64, Int64]:
 class Measured:
     """Metrics by name (int64 columns over windows, MISSING where undefined) and the sets they were taken from.
 
-    A time of a window lies on the long axis at time − base + offset; ``compute`` and ``comm`` are sets on it.
+    A time of a window lies on the long axis at time − base + offset; ``compute``, ``comm`` and ``busy`` (these two and
+    memory) are sets on it.
     """
 
     columns: dict[str, Int64]
@@ -113,6 +114,7 @@ class Measured:
     base: Int64
     compute: Intervals
     comm: Intervals
+    busy: Intervals
 
 
 def measure(trace: Trace, kinds: NDArray[np.int8], windows: Windows, focus: Bools | None = None) -> Measured:
@@ -139,6 +141,7 @@ def measure(trace: Trace, kinds: NDArray[np.int8], windows: Windows, focus: Bool
         base=np.concatenate([part.base for part in parts]),
         compute=_chain([part.compute for part in parts]),
         comm=_chain([part.comm for part in parts]),
+        busy=_chain([part.busy for part in parts]),
     )
 
 
@@ -198,7 +201,7 @@ def _measure_process(
     }
     in_backward = _in_backward(trace, process, launch)
     columns |= _tail_and_order(n, group, launch, end, is_compute, is_comm, in_backward, focus is not None)
-    return Measured(columns=columns, offset=offset, base=base, compute=compute, comm=comm)
+    return Measured(columns=columns, offset=offset, base=base, compute=compute, comm=comm, busy=busy)
 
 
 def _chain(sets: Sequence[Intervals]) -> Intervals:

@@ -39,22 +39,27 @@ COUNTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """``name operator value`` in the unit the name ends with (none: ns for times, as it is for counts and ratios)."""
+    """``name operator value``, times in ns; ``unit`` is that in which a time was asked and is answered, "" for others."""
 
     text: str
     name: str
     operator: str
     value: Decimal
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One expectation on one rank; ``seen`` says what was found, or why it cannot be told."""
+    """One expectation on one rank; ``seen`` says what was found, or why it cannot be told.
+
+    ``unreliable`` are the warning codes that make what was found unreliable; none where it cannot be told anyway.
+    """
 
     expectation: str
     rank: str
     verdict: Verdict
     seen: str
+    unreliable: tuple[str, ...] = ()
 
 
 def parse(text: str) -> Expectation:
@@ -67,16 +72,22 @@ def parse(text: str) -> Expectation:
     name, sign, number = match.groups()
     value = Decimal(number)
     known = [item.name for item in columns(Metrics)] + list(COUNTS)
-    if name not in known:
-        base, _, unit = name.rpartition("_")
-        if f"{name}_ns" in known:
-            name = f"{name}_ns"
-        elif unit in _SCALE and f"{base}_ns" in known:
-            name, value = f"{base}_ns", value * _SCALE[unit]
-        else:
+    base, _, unit = name.rpartition("_")
+    if f"{name}_ns" in known:
+        if value:
             raise UsageError(
-                f"--expect {text!r}: no quantity {name!r}", f"There are: {', '.join(known)}; times also as _ms, _us."
+                f"--expect {text!r}: {number} of which unit?", f"Write {name}_ms{sign}{number}, or {name}_us, {name}_ns."
             )
+        base, unit = name, "ns"
+    if unit in _SCALE and f"{base}_ns" in known:
+        return Expectation(text.strip(), f"{base}_ns", sign, value * _SCALE[unit], unit)
+    if name not in known:
+        raise UsageError(f"--expect {text!r}: no quantity {name!r}", f"There are: {', '.join(known)}; times also as _ms, _us.")
+    if name == "overlap_ratio" and value > 1:
+        percent = f"{value / 100:f}" if value <= 100 else "0.6"
+        raise UsageError(
+            f"--expect {text!r}: a ratio is from 0 to 1, where the tables show %", f"Example: {name}{sign}{percent}"
+        )
     return Expectation(text.strip(), name, sign, value)
 
 
@@ -145,5 +156,12 @@ def _judge(expectation: Expectation, who: str, row: RankRow, values: Mapping[str
     if value is None:
         return Result(expectation.text, who, "unknown", f"{expectation.name} is not defined here")
     held = _OPERATORS[expectation.operator](Decimal(str(value)), expectation.value)
-    seen = f"{expectation.name} = {value:,}" if isinstance(value, int) else f"{expectation.name} = {value:.4f}"
-    return Result(expectation.text, who, "pass" if held else "fail", seen)
+    return Result(expectation.text, who, "pass" if held else "fail", _seen(expectation, value), row.unreliable)
+
+
+def _seen(expectation: Expectation, value: int | float) -> str:
+    """What was found, a time exactly and in the unit in which it was asked."""
+    if expectation.unit:
+        name = f"{expectation.name.removesuffix('ns')}{expectation.unit}"
+        return f"{name} = {Decimal(value) / _SCALE[expectation.unit]:,f}"
+    return f"{expectation.name} = {value:,}" if isinstance(value, int) else f"{expectation.name} = {value:.4f}"

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.analysis import breakdown, buckets, kernels, steps
+from ddpprof.analysis import breakdown, buckets, kernels, signs, steps
 from ddpprof.analysis.breakdown import METRICS
-from ddpprof.analysis.part import Options, Part, measure
+from ddpprof.analysis.part import Options, Part, lanes, measure
+from ddpprof.analysis.ranks import Comm, communication
 from ddpprof.errors import UsageError
 from ddpprof.model import (
     MISSING,
@@ -64,7 +65,9 @@ class Digest:
 
     ``kinds`` is (Kind, name) to count and total ns, ``extent`` the first start and last end of the windows, ``unstepped``
     the processes whose window is the whole capture, ``calls`` the collective calls of the host by family, ``side_names``
-    the longest kernels on side streams where nothing was called communication.
+    the longest kernels on side streams where nothing was called communication, ``comm`` is the
+    communication of each row of ``ranks``, ``signs`` what each shows that a cause can be told from. ``others`` are the
+    streams, else the steps, that there are where the options leave nothing.
     """
 
     report: ReportInfo
@@ -86,12 +89,16 @@ class Digest:
     focus: tuple[tuple[int, FocusRow], ...]
     kinds: Mapping[tuple[int, str], tuple[int, int]]
     told: tuple[Told, ...]
+    others: tuple[int, ...]
     calls: frozenset[str]
     side_names: tuple[str, ...]
+    comm: tuple[Comm, ...]
+    signs: tuple[signs.Signs, ...]
 
 
 def digest(trace: Trace, options: Options, *, rank: int | None = None, records: Records | None = None) -> Digest:
     """The Digest of a trace. ``rank`` is given by hand, over all other sources: UsageError unless just one process worked."""
+    overruled = [] if rank is None else [*_overruled(trace, rank)]
     trace = trace if rank is None else _named(trace, rank)
     works = tuple(_works(trace))
     part = measure(trace, options)
@@ -117,21 +124,47 @@ def digest(trace: Trace, options: Options, *, rank: int | None = None, records: 
         buckets=tuple(_bucket_rows(part, records)) if wants_buckets else None,
         focus=tuple(_focus_rows(part)),
         kinds=_kinds(part),
-        told=tuple(_told(part)),
+        told=(*overruled, *_told(part)),
+        others=_others(trace, options, part),
         calls=_calls(trace),
         side_names=() if n_comm else tuple(_side_names(part)),
+        comm=tuple(communication(part, process, device) for process, device, _ in lanes(part)),
+        signs=tuple(signs.look(part)),
     )
 
 
 def _named(trace: Trace, rank: int) -> Trace:
+    at = _worker(trace, rank)
+    named = replace(trace.processes[at], rank=rank, rank_source="option")
+    return replace(trace, processes=(*trace.processes[:at], named, *trace.processes[at + 1 :]))
+
+
+def _overruled(trace: Trace, rank: int) -> Iterator[Told]:
+    """That the report itself tells another rank than the one given by hand."""
+    own = trace.processes[_worker(trace, rank)].rank
+    if own not in (None, rank):
+        yield Told(code="rank-overruled", message=f"rank {rank} by --rank, though the report itself tells rank {own}")
+
+
+def _worker(trace: Trace, rank: int) -> int:
+    """Index of the one process with work, whose rank can be given. Raises UsageError when there is not just one."""
     workers = np.unique(trace.operations.process).tolist()
     if len(workers) != 1:
         raise UsageError(
             f"--rank {trace.report.path}={rank}: the report has {len(workers)} processes with work",
             "A rank can be given only to a report of one process.",
         )
-    named = replace(trace.processes[workers[0]], rank=rank, rank_source="option")
-    return replace(trace, processes=tuple(named if at == workers[0] else item for at, item in enumerate(trace.processes)))
+    worker: int = workers[0]
+    return worker
+
+
+def _others(trace: Trace, options: Options, part: Part) -> tuple[int, ...]:
+    if options.streams is not None and not len(part.trace.operations):
+        return tuple(np.unique(trace.operations.stream).tolist())
+    if options.steps is not None and not len(part.windows):
+        windows = breakdown.find_windows(trace, step_pattern=options.step_pattern, whole_capture=options.whole_capture)
+        return tuple(np.unique(windows.step[windows.step != MISSING]).tolist())
+    return ()
 
 
 def _works(trace: Trace) -> Iterator[Work]:
@@ -145,18 +178,10 @@ def _works(trace: Trace) -> Iterator[Work]:
 # ------------------------------------------------------------------------------------------------------------- rows
 
 
-def _lanes(part: Part) -> Iterator[tuple[int, int, list[int]]]:
-    """Each (process, device) with its windows."""
-    lane = part.windows.process * 8192 + part.windows.device
-    for key in np.unique(lane).tolist():
-        at = np.flatnonzero(lane == key).tolist()
-        yield int(part.windows.process[at[0]]), int(part.windows.device[at[0]]), at
-
-
 def _rank_rows(part: Part) -> Iterator[tuple[int, RankRow]]:
     trace, windows = part.trace, part.windows
     names = {(device.process, device.device_id): device.name for device in trace.devices}
-    for process, device_id, at in _lanes(part):
+    for process, device_id, at in lanes(part):
         rows = [breakdown.rows(part.measured, window) for window in at]
         good = [row for row, window in zip(rows, at, strict=True) if part.reasons[window] is None]
         chosen = good or rows
@@ -230,7 +255,7 @@ def _bucket_rows(part: Part, records: Records | None) -> Iterator[tuple[int, Buc
 def _focus_rows(part: Part) -> Iterator[tuple[int, FocusRow]]:
     if part.focused is None:
         return
-    for process, device, at in _lanes(part):
+    for process, device, at in lanes(part):
         good = [window for window in at if part.reasons[window] is None] or at
         values = breakdown.medians(
             [breakdown.rows(part.focused, window) for window in good],

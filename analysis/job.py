@@ -11,13 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from ddpprof import __version__
-from ddpprof.analysis import kernels, timing
+from ddpprof.analysis import diagnose, kernels, timing
 from ddpprof.analysis.digest import BUCKET_LIMIT, Digest, digest
 from ddpprof.analysis.part import Options
+from ddpprof.analysis.ranks import across
+from ddpprof.analysis.signs import Signs
 from ddpprof.errors import InputError, UsageError
 from ddpprof.model import (
     Analysis,
     BucketRow,
+    Clock,
     Focus,
     FocusRow,
     Kind,
@@ -61,16 +64,22 @@ def combine(
     _different_captures(digests)
     names, told = _identify(digests)
     if options.streams is not None and not any(part.n_operations for part in digests):
-        raise UsageError(f"no stream {', '.join(map(str, sorted(options.streams)))} in the input", "See the streams with nsys.")
+        raise UsageError(f"no stream {', '.join(map(str, sorted(options.streams)))} in the input", _there_are(digests))
     if options.steps is not None and not any(part.n_windows for part in digests):
-        raise UsageError(f"no step {options.steps[0]}:{options.steps[1]} in the input", "See the steps with --per-step.")
+        first, last = options.steps
+        raise UsageError(f"no step {first if first == last else f'{first}:{last}'} in the input", _there_are(digests))
     warnings = [*told, *_trace_warnings(digests, names)]
-    rank_rows = _mark_shared(sorted(_rank_rows(digests, names), key=_row_order))
+    comms = (comm for part in digests for comm in part.comm)
+    rows = sorted(zip(_rank_rows(digests, names), comms, strict=True), key=lambda pair: _row_order(pair[0]))
+    rank_rows = _mark_shared([row for row, _ in rows])
     step_rows = sorted(
         (_of(row, at, names[at, place]) for at, part in enumerate(digests) for place, row in part.steps), key=_step_order
     )
     found = _bucket_rows(digests, options, names)
-    warnings += _job_warnings(digests, options, names, rank_rows, step_rows, records, found)
+    sessions = [part.report.session_start_utc_ns for part in digests]
+    over = across([(row, comm) for row, (_, comm) in zip(rank_rows, rows, strict=True)], sessions, found)
+    warnings += _job_warnings(digests, options, names, rank_rows, step_rows, records, found, over.clock)
+    findings, not_judged = diagnose.judge(diagnose.ranks(rank_rows, _signs(digests, names), over, records))
     return Analysis(
         ddpprof_version=__version__,
         case=case,
@@ -83,9 +92,19 @@ def combine(
         buckets=tuple(found or ()),
         focus=_focus(digests, options, names),
         kinds=_kind_rows(digests),
+        findings=findings,
+        not_judged=not_judged,
+        across=over,
         warnings=tuple(warnings),
         timings=timing.of_ranks(records) if records is not None else (),
     )
+
+
+def _there_are(digests: Sequence[Digest]) -> str:
+    """What there is of what the options left nothing of."""
+    numbers = sorted({number for part in digests for number in part.others})
+    shown = ", ".join(map(str, numbers[:8])) or "none with a number"
+    return f"There are: {shown}{f', ... ({len(numbers)} in all)' if len(numbers) > 8 else ''}."
 
 
 # ------------------------------------------------------------------------------------------------------- identity
@@ -157,6 +176,15 @@ def _rank_rows(digests: Sequence[Digest], names: Names) -> Iterable[RankRow]:
             owner, gpu = names[at, place], gpus.get((place, -1 if row.device_id is None else row.device_id))
             number = numbers[gpu] if gpu is not None else None
             yield replace(row, report=at, rank=owner.rank, rank_source=owner.rank_source, gpu=number)
+
+
+def _signs(digests: Sequence[Digest], names: Names) -> dict[tuple[int, int, int | None], tuple[Process, Signs]]:
+    """The process of each row, its rank settled, and what it shows, by (report, process id, device)."""
+    return {
+        (at, row.pid, row.device_id): (names[at, place], seen)
+        for at, part in enumerate(digests)
+        for (place, row), seen in zip(part.ranks, part.signs, strict=True)
+    }
 
 
 def _mark_shared(rows: Sequence[RankRow]) -> list[RankRow]:
@@ -233,6 +261,7 @@ def _job_warnings(
     steps: Sequence[StepRow],
     records: Records | None,
     found: Sequence[BucketRow] | None,
+    clock: Clock,
 ) -> Iterable[Warning]:
     if options.compute is not None and not any(part.has_focus for part in digests):
         yield Warning(code="no-compute", message=f"no compute is named {options.compute!r}: its overlap cannot be told")
@@ -258,7 +287,7 @@ def _job_warnings(
     if any(1 < row.steps < 5 for row in ranks):
         yield Warning(code="few-steps", message="fewer than 5 complete steps: the medians rest on little")
     yield from _unequal_collectives(steps)
-    yield from _skew(digests)
+    yield from _skew(digests, clock)
     if records is not None and found is not None:
         yield from _unjoined(records, found)
 
@@ -287,7 +316,8 @@ def _missing_ranks(digests: Sequence[Digest], ranks: Sequence[RankRow]) -> Itera
     if world > n_processes:
         which = f": {_listed(missing)} missing" if seen else ""
         what = "kernels" if digests[0].evidence == "gpu-kernels" else "work"
-        message = f"WORLD_SIZE={world} but {what} of {n_processes} process{'es' * (n_processes > 1)}{which}"
+        who = f"{what} of {n_processes} process{'es' * (n_processes > 1)}" if n_processes else f"no {what} of any process"
+        message = f"WORLD_SIZE={world} but {who}{which}"
         yield Warning(code="missing-ranks", message=message)
     elif not world and seen and set(range(max(seen) + 1)) != seen:
         gaps = sorted(set(range(max(seen) + 1)) - seen)
@@ -336,7 +366,7 @@ def _unequal_collectives(steps: Sequence[StepRow]) -> Iterable[Warning]:
         )
 
 
-def _skew(digests: Sequence[Digest]) -> Iterable[Warning]:
+def _skew(digests: Sequence[Digest], clock: Clock) -> Iterable[Warning]:
     """Reports of one job whose windows do not meet in wall-clock time."""
     spans = []
     for part in digests:
@@ -346,10 +376,11 @@ def _skew(digests: Sequence[Digest]) -> Iterable[Warning]:
     if len(spans) > 1:
         gap = max(start for start, _ in spans) - min(end for _, end in spans)
         if gap > 0:
+            times = "are aligned by the ends of collectives" if clock == "collective ends" else "do not"
             yield Warning(
                 code="clock-skew",
                 message=f"the reports' windows lie {gap / 1e9:.1f} s apart: clocks differ, or they are not of one run; "
-                "numbers of each rank stand, cross-rank times do not",
+                f"numbers of each rank stand, cross-rank times {times}",
             )
 
 

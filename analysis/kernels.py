@@ -55,6 +55,11 @@ COLLECTIVE_API_CALL: Final = re.compile(r"nccl(?:All|Reduce|Broadcast|Bcast|Gath
 COLLECTIVE_CALL: Final = re.compile(r"nccl[A-Z]\w+|(?:nccl|gloo):\w+|c10d::\w+")
 """Host ranges around a collective call: NCCL's own domain, torch's annotations."""
 
+WAIT_CALL: Final = re.compile(
+    r"(?:(?:cuda|hip)(?:Device|Stream|Event)Synchronize|cu(?:Ctx|Stream|Event)Synchronize|(?:cuda|hip)Memcpy)(?:_\w+)?"
+)
+"""API calls, with whatever version behind their name, that return only when the device has done its work."""
+
 
 def patterns(texts: Sequence[str], option: str) -> tuple[re.Pattern[str], ...]:
     """Compiled patterns, ignoring case. Raises UsageError for one that is not a regular expression."""

@@ -91,6 +91,7 @@ def read(path: Path, step_pattern: str | None = None) -> Trace:
         is_graph_opaque=frozenset({0} if n_graphs else ()),
         has_launches=len(calls.start) > 0,
         lost_launches=tuple((0, start) for start in lost.tolist()),
+        waits=tuple(sorted(events.waits)),
         warnings=(
             *_file_health(events, ranges, n_dropped),
             *_gpu_health(operations, names, calls, n_nccl, n_graphs, len(lost)),
@@ -115,6 +116,7 @@ class _Events:
     names: dict[str, int] = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=lambda: {"": 0})
     overheads: list[tuple[int, int, int]] = field(default_factory=list)
+    waits: list[tuple[int, int, int]] = field(default_factory=list)
     extent: tuple[int, int] | None = None
     head: dict[str, Any] = field(default_factory=dict)
     call_pids: set[int] = field(default_factory=set)
@@ -176,6 +178,8 @@ def _add_call(events: _Events, event: Event) -> None:
         events.n_dropped += 1
         return
     _add_pid(events.call_pids, event)
+    if kernels.WAIT_CALL.fullmatch(name) and (span := _span(event)) and span[0] < span[1]:
+        events.waits.append((0, *span))
     thread = _number(event.tid)
     events.calls.extend((_call_id(kineto_json.arguments(event)), start, -1 if thread is None else thread, *_launch_kind(name)))
 

@@ -38,6 +38,8 @@ COPY_KINDS: Final = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 
 RANK_VARIABLES: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 WORLD_VARIABLES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
+SETTING_VALUE: Final = re.compile(r"(?i:[0-9]{1,9}|true|false|yes|no|on|off|[tfyn])")
+"""What the values of ``model.SETTINGS`` look like: a number or a switch, never a word that could name somebody."""
 ENVIRONMENT_VARIABLE: Final = "ENVIRONMENT_VARIABLE"
 """What the names of META_DATA_CAPTURE's rows of the environment end with."""
 ENVIRONMENT: Final = "DeviceEnvironment"

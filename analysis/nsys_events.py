@@ -30,16 +30,16 @@ from ddpprof.analysis.nsight_schema import (
     RUNTIME,
     SHARED,
 )
-from ddpprof.analysis.nsys_tables import Rows, Tables, decode
+from ddpprof.analysis.nsys_tables import Columns, Kinds, Rows, Tables, decode, places
 from ddpprof.analysis.steps import STEP_PATTERNS
 from ddpprof.errors import InputError, UsageError
 from ddpprof.model import MISSING, Source
 
 Int64 = NDArray[np.int64]
-Columns = dict[str, NDArray[np.generic]]
 
 _LAUNCH: Final = re.compile(r"(?:cuda|cu|hip)Launch(?!HostFunc)")
 _GRAPH_LAUNCH: Final = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
+_RUN: Final = 2**20
 _NAME_PATH: Final = re.compile(r"[^\s<>()\[\]{},;:=\"'`]*[/\\][^\s<>()\[\]{},;:=\"'`]*")
 
 
@@ -70,7 +70,8 @@ class Codes:
 class Launches:
     """The CUDA API calls: process (its code among ``processes``, masked ids), thread (likewise), start, correlation id.
 
-    ``kind`` is 1 for a kernel launch, 2 for a graph launch, 0 for any other call.
+    ``kind`` is 1 for a kernel launch, 2 for a graph launch, 0 for any other call. ``waits`` are (masked process id, start,
+    end) of those that wait for the device.
     """
 
     processes: Codes
@@ -80,6 +81,7 @@ class Launches:
     start: Int64
     correlation: Int64
     kind: NDArray[np.int8]
+    waits: tuple[tuple[int, int, int], ...]
     finder: Callable[[NDArray[np.int32], Int64], Int64] = field(repr=False)
 
     def __len__(self) -> int:
@@ -94,7 +96,8 @@ def read_launches(tables: Tables, shift_ns: int) -> Launches:
     """All CUDA API calls; none when the export has no such table."""
     table = find_table(tables, RUNTIME)
     processes, threads, names = Codes(), Codes(), Codes()
-    parts: list[Columns] = []
+    kinds: Kinds = {"process": np.int32, "thread": np.int32, "start": np.int64, "correlation": np.int64, "name": np.int32}
+    found: Columns = {name: np.empty(0, kind) for name, kind in kinds.items()}
     if table is not None:
         columns = ["start", "globalTid", "correlationId", *(["nameId"] if "nameId" in tables.columns(table) else [])]
 
@@ -111,22 +114,33 @@ def read_launches(tables: Tables, shift_ns: int) -> Launches:
                 "name": names.of(rows["nameId"]) if "nameId" in rows else np.zeros(len(start), np.int32),
             }
 
-        parts = tables.chunks(table, columns, convert)
+        found, _ = tables.collect(table, columns, convert, kinds)
     texts = tables.strings(names.values)
-    called = (texts.get(key, "") for key in names.values)
+    called = [texts.get(key, "") for key in names.values]
+    waiting = [key for key, text in zip(names.values, called, strict=True) if kernels.WAIT_CALL.fullmatch(text)]
     kind = np.array([1 if _LAUNCH.match(text) else 2 if _GRAPH_LAUNCH.match(text) else 0 for text in called] or [0], np.int8)
-    process = assemble.join(parts, "process", np.int32)
-    correlation = assemble.join(parts, "correlation", np.int64)
     return Launches(
         processes=processes,
         threads=threads,
-        process=process,
-        thread=assemble.join(parts, "thread", np.int32),
-        start=assemble.join(parts, "start", np.int64),
-        correlation=correlation,
-        kind=kind[assemble.join(parts, "name", np.int32)],
-        finder=_finder(process, correlation),
+        process=found["process"],
+        thread=found["thread"],
+        start=found["start"],
+        correlation=found["correlation"],
+        kind=kind[found.pop("name")],
+        waits=_read_waits(tables, table, waiting, shift_ns) if table is not None and waiting else (),
+        finder=_finder(found["process"], found["correlation"]),
     )
+
+
+def _read_waits(tables: Tables, table: str, names: Sequence[int], shift_ns: int) -> tuple[tuple[int, int, int], ...]:
+    """(masked process id, start, end) of the calls of these names, in that order; none of an export without ends."""
+    if "end" not in tables.columns(table):
+        return ()
+    rows = tables.integers_where(table, ["start", "end", "globalTid"], "nameId", names)
+    start, end = (assemble.times(rows[edge], shift_ns) for edge in ("start", "end"))
+    keep = assemble.possible(start, end) & (rows["globalTid"] != MISSING)
+    process = rows["globalTid"][keep] & PROCESS_MASK
+    return tuple(sorted(zip(process.tolist(), start[keep].tolist(), end[keep].tolist(), strict=True)))
 
 
 def _finder(process: NDArray[np.int32], correlation: Int64) -> Callable[[NDArray[np.int32], Int64], Int64]:
@@ -141,7 +155,10 @@ def _finder(process: NDArray[np.int32], correlation: Int64) -> Callable[[NDArray
     width = int(correlation.max()) - low + 1
     if width * n_codes <= 8 * n + 1_000_000:
         table = np.full(width * n_codes, -1, np.int32)
-        table[(process.astype(np.int64) * width + (correlation - low))[::-1]] = np.arange(n - 1, -1, -1, dtype=np.int32)
+        for end in range(n, 0, -_RUN):  # from the last to the first, which stays
+            rows = slice(max(end - _RUN, 0), end)
+            place = process[rows].astype(np.int64) * width + (correlation[rows] - low)
+            table[place[::-1]] = np.arange(rows.stop - 1, rows.start - 1, -1, dtype=np.int32)
 
         def look_up(asked: NDArray[np.int32], ids: Int64) -> Int64:
             inside = (ids >= low) & (ids < low + width) & (asked < n_codes)
@@ -173,27 +190,15 @@ class DeviceWork:
     parts: list[Columns]
     processes: list[int]
     names: tuple[str, ...]
-    n_kernels: int = 0
-    n_rows: int = 0
-    n_dropped: int = 0
-    n_without_launch: int = 0
-    n_before_launch: int = 0
-    is_launched: NDArray[np.bool_]
-    graph_processes: frozenset[int] = frozenset()
-    graph_ns: int = 0
-    n_graphs: int = 0
-    node_processes: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Run:
-    """One run of device rows: what is kept of it, and what was seen."""
-
-    columns: Columns
+    n_kernels: int
+    n_rows: int
     n_dropped: int
     n_without_launch: int
     n_before_launch: int
-    total_ns: int
+    is_launched: NDArray[np.bool_]
+    graph_processes: frozenset[int]
+    graph_ns: int
+    n_graphs: int
     node_processes: frozenset[int]
 
 
@@ -201,31 +206,33 @@ def read_device_work(tables: Tables, shift_ns: int, launches: Launches) -> Devic
     """All kernels, copies, sets and whole graphs, with their launches joined."""
     processes = Codes()
     names: dict[str, int] = {}
+    nodes: set[int] = set()
     is_launched = np.zeros(len(launches), bool)
-    runs: dict[Source, list[_Run]] = {}
+    parts: dict[Source, Columns] = {}
+    n_rows = 0
     for table, source in ((KERNEL, Source.KERNEL), (MEMCPY, Source.MEMCPY), (MEMSET, Source.MEMSET), (GRAPH, Source.GRAPH)):
-        runs[source] = []
         name = find_table(tables, table)
         if name is not None:
-            runs[source] = _read_table(tables, name, source, shift_ns, launches, processes, names, is_launched)
-    of_kernels, of_graphs = runs[Source.KERNEL], runs[Source.GRAPH]
+            parts[source], n_read = _read_table(tables, name, source, shift_ns, launches, processes, names, is_launched, nodes)
+            n_rows += n_read
+    none: Columns = {name: np.empty(0, kind) for name, kind in assemble.OPERATION_TYPES.items()}
+    of_kernels, of_graphs = parts.get(Source.KERNEL, none), parts.get(Source.GRAPH, none)
+    n_kept = sum(len(part["name"]) for part in parts.values())
     values = processes.values
-    every = [run for found in runs.values() for run in found]
-    n_graphs = sum(len(run.columns["name"]) for run in of_graphs)
     return DeviceWork(
-        parts=[run.columns for run in every],
+        parts=list(parts.values()),
         processes=values,
         names=tuple(names),
-        n_kernels=sum(len(run.columns["name"]) for run in of_kernels),
-        n_rows=sum(len(run.columns["name"]) for run in every),
-        n_dropped=sum(run.n_dropped for run in every),
-        n_without_launch=sum(run.n_without_launch for run in of_kernels),
-        n_before_launch=sum(run.n_before_launch for run in of_kernels),
+        n_kernels=len(of_kernels["name"]),
+        n_rows=n_kept,
+        n_dropped=n_rows - n_kept,
+        n_without_launch=int((of_kernels["launch_ns"] == MISSING).sum()),
+        n_before_launch=int((of_kernels["launch_ns"] > of_kernels["start_ns"]).sum()),
         is_launched=is_launched,
-        graph_processes=frozenset(values[code] for run in of_graphs for code in np.unique(run.columns["process"]).tolist()),
-        graph_ns=sum(run.total_ns for run in of_graphs),
-        n_graphs=n_graphs,
-        node_processes=frozenset(key for run in of_kernels for key in run.node_processes),
+        graph_processes=frozenset(values[code] for code in np.unique(of_graphs["process"]).tolist()),
+        graph_ns=int((of_graphs["end_ns"] - of_graphs["start_ns"]).sum()),
+        n_graphs=len(of_graphs["name"]),
+        node_processes=frozenset(nodes),
     )
 
 
@@ -238,8 +245,12 @@ def _read_table(
     processes: Codes,
     names: dict[str, int],
     is_launched: NDArray[np.bool_],
-) -> list[_Run]:
-    """The rows of one device table; their names are added to ``names``, their launches marked in ``is_launched``."""
+    nodes: set[int],
+) -> tuple[Columns, int]:
+    """The rows of one device table, and how many it has.
+
+    Names are added to ``names``, processes with kernels of graphs to ``nodes``, and ``is_launched`` is set for the launches.
+    """
     there = tables.columns(table)
     name = {
         Source.KERNEL: next((key for key in ("demangledName", "shortName", "mangledName") if key in there), None),
@@ -251,7 +262,7 @@ def _read_table(
     ids = Codes()
     threads = np.array(launches.threads.values or [MISSING], np.int64)
 
-    def convert(rows: Rows) -> _Run:
+    def convert(rows: Rows) -> Columns:
         n = len(rows["start"])
         start, end = assemble.times(rows["start"], shift_ns), assemble.times(rows["end"], shift_ns)
         pid = rows.get("globalPid", np.zeros(n, np.int64))
@@ -265,9 +276,11 @@ def _read_table(
         is_launched[at[found]] = True
         launch, thread = np.full(len(start), MISSING, np.int64), np.full(len(start), MISSING, np.int64)
         launch[found], thread[found] = launches.start[at[found]], threads[launches.thread[at[found]]]
-        columns: Columns = {
+        if "graphNodeId" in rows:
+            nodes.update(np.unique(process[rows["graphNodeId"] > 0]).tolist())
+        return {
             "process": processes.of(process),
-            "device": rows["deviceId"].astype(np.int16),
+            "device": rows["deviceId"],
             "stream": rows["streamId"],
             "start_ns": start,
             "end_ns": end,
@@ -276,22 +289,13 @@ def _read_table(
             "name": ids.of(rows[name]) if name in rows else ids.of(np.zeros(len(start), np.int64)),
             "source": np.full(len(start), int(source), np.int8),
         }
-        nodes = process[rows["graphNodeId"] > 0] if "graphNodeId" in rows else process[:0]
-        return _Run(
-            columns,
-            n - len(start),
-            int((~found).sum()),
-            int((found & (start < launch)).sum()),
-            int((end - start).sum()),
-            frozenset(np.unique(nodes).tolist()),
-        )
 
-    runs = tables.chunks(table, [key for key in wanted if key is not None and key in there], convert)
+    columns = [key for key in wanted if key is not None and key in there]
+    found, n_read = tables.collect(table, columns, convert, assemble.OPERATION_TYPES)
     texts = _operation_names(tables, source, ids.values)
     code_of = np.array([names.setdefault(text, len(names)) for text in texts] or [0], np.int32)
-    for run in runs:
-        run.columns["name"] = code_of[run.columns["name"]]
-    return runs
+    found["name"] = code_of[found["name"]]
+    return found, n_read
 
 
 def _operation_names(tables: Tables, source: Source, ids: Sequence[int]) -> list[str]:
@@ -403,10 +407,10 @@ def match_texts(
     try:
         if "text" in tables.columns(table):
             inline = tables.texts(table, "text")
-            hit = pc.match_substring_regex(inline, pattern).fill_null(False).to_numpy(zero_copy_only=False)
-            for row in np.flatnonzero(hit & is_range).tolist():
+            hit = places(pc.match_substring_regex(inline, pattern))
+            for row in hit[is_range[hit]].tolist():
                 codes[row] = texts.setdefault(decode(inline[row].as_py()), len(texts))
-            is_registered &= inline.is_null().to_numpy(zero_copy_only=False)
+            is_registered[places(inline.is_valid())] = False
         registered = tables.matching_strings(pattern) if is_registered.any() else {}
         ids = np.intersect1d(np.fromiter(registered, np.int64), text_id[is_registered])
         if len(ids):

@@ -34,6 +34,7 @@ from ddpprof.analysis.nsight_schema import (
     PROCESS_MASK,
     RANK_VARIABLES,
     SESSION,
+    SETTING_VALUE,
     STRINGS,
     SYSTEM,
     WORLD_VARIABLES,
@@ -52,6 +53,7 @@ from ddpprof.analysis.nsys_tables import ParquetTables, SqliteTables, Tables, de
 from ddpprof.errors import InputError
 from ddpprof.model import (
     MISSING,
+    SETTINGS,
     Device,
     Evidence,
     Operations,
@@ -142,12 +144,12 @@ def _read_session(tables: Tables) -> _Session:
 
 
 def _environment(tables: Tables) -> dict[str, str]:
-    """The rank and world size variables that the capture recorded, and nothing else of the environment."""
+    """The variables of ranks and of SETTINGS that the capture recorded, and nothing else of the environment."""
     pairs = [variable(value) for name, value in name_values(tables, CAPTURE) if name.endswith(ENVIRONMENT_VARIABLE)]
     for name, value in name_values(tables, SYSTEM):
         if name == ENVIRONMENT:
             pairs += variables(value)
-    wanted = {*RANK_VARIABLES, *WORLD_VARIABLES}
+    wanted = {*RANK_VARIABLES, *WORLD_VARIABLES, *SETTINGS}
     return {name: value for name, value in pairs if name in wanted}
 
 
@@ -182,7 +184,8 @@ def shown_diagnostic(severity: int, text: str) -> str | None:
 @dataclass(frozen=True, slots=True)
 class _Calls:
     """What the CUDA calls tell beside the launch of each operation. Processes are masked ids; ``lost`` are the (process,
-    start) of kernel launches without a kernel, not of processes that capture graphs, which swallow launches.
+    start) of kernel launches without a kernel, not of processes that capture graphs, which swallow launches; ``waits`` the
+    (process, start, end) of calls that wait for the device.
     """
 
     n: int
@@ -190,6 +193,7 @@ class _Calls:
     n_graph_launches: int
     graph_processes: frozenset[int]
     lost: tuple[tuple[int, int], ...]
+    waits: tuple[tuple[int, int, int], ...]
 
     @classmethod
     def of(cls, launches: Launches, device: DeviceWork) -> _Calls:
@@ -205,6 +209,7 @@ class _Calls:
             int(is_graph.sum()),
             frozenset(values[code] for code in graphs.tolist()),
             tuple((values[code], start) for code, start in rows),
+            launches.waits,
         )
 
 
@@ -253,6 +258,7 @@ def _build(path: Path, tables: Tables, session: _Session, calls: _Calls, device:
         is_graph_opaque=opaque,
         has_launches=calls.n > 0,
         lost_launches=lost,
+        waits=tuple((place[key], start, end) for key, start, end in calls.waits if key in place),
         warnings=(*session.warnings, *health),
     )
 
@@ -279,7 +285,10 @@ def _places(process: NDArray[np.generic], keys: Int64) -> NDArray[np.int32]:
 def _with_ranks(
     keys: Int64, ranges: Ranges, texts: Sequence[str], operations: Operations, session: _Session, extent: tuple[int, int] | None
 ) -> tuple[Process, ...]:
-    """The processes with their ranks: from their own mark, else from the environment when just one process did the work."""
+    """The processes with their ranks: from their own mark, else from the environment when just one process did the work.
+
+    The settings are those of the environment, which the processes of a report have in common.
+    """
     found = [Process(key=key, pid=(key >> 24) & 0xFFFFFF) for key in keys.tolist()]
     for text, process, start, end in zip(
         *(getattr(ranges, name).tolist() for name in ("text", "process", "start_ns", "end_ns")), strict=True
@@ -291,12 +300,14 @@ def _with_ranks(
         old = found[process].window or (start, end)
         window = (min(old[0], start), max(old[1], end))
         found[process] = replace(found[process], rank=mark.index, rank_source="mark", world_size=mark.world_size, window=window)
-    workers = np.unique(operations.process).tolist()
+    workers = sorted({process for process, _ in _lanes(operations)})
     rank, world = (_first_variable(session.environment, names) for names in (RANK_VARIABLES, WORLD_VARIABLES))
     if len(workers) == 1 and rank is not None and found[workers[0]].rank is None:
         source: RankSource = "environment"
         found[workers[0]] = replace(found[workers[0]], rank=rank, rank_source=source)
-    return tuple(replace(item, world_size=item.world_size or world) for item in found)
+    switches = ((name, session.environment.get(name, "")) for name in SETTINGS)
+    settings = tuple((name, value) for name, value in switches if SETTING_VALUE.fullmatch(value))
+    return tuple(replace(item, world_size=item.world_size or world, settings=settings) for item in found)
 
 
 def _devices(tables: Tables, processes: Sequence[Process], operations: Operations) -> tuple[Device, ...]:
@@ -311,15 +322,22 @@ def _devices(tables: Tables, processes: Sequence[Process], operations: Operation
     only = next(iter(gpus)) if len(gpus) == 1 else None
     models = {name for name, _ in gpus.values()}
     model = models.pop() if len(models) == 1 else None
-    pairs = np.unique(operations.process.astype(np.int64) * 8192 + operations.device)
     found = []
-    for process, device in sorted({((pair + 1) // 8192, (pair + 1) % 8192 - 1) for pair in pairs.tolist()}):
+    for process, device in _lanes(operations):
         if device < 0:
             continue
         gpu = mapped.get((processes[process].pid, device), only)
         name, identity = gpus.get(gpu, (None, None)) if gpu is not None else (None, None)
         found.append(Device(process=process, device_id=device, name=name or model, gpu=identity))
     return tuple(found)
+
+
+def _lanes(operations: Operations) -> list[tuple[int, int]]:
+    """(process, device) of all operations, in their order."""
+    process, device = operations.process, operations.device
+    edges = np.flatnonzero((process[1:] != process[:-1]) | (device[1:] != device[:-1])) + 1
+    first = [0, *edges.tolist()] if len(operations) else []
+    return list(zip(process[first].tolist(), device[first].tolist(), strict=True))
 
 
 def _gpus(tables: Tables) -> dict[int, tuple[str | None, str | None]]:

@@ -11,25 +11,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ddpprof.analysis.assemble import from_arrow
 from ddpprof.errors import InputError
 from ddpprof.model import MISSING
 
 Int64 = NDArray[np.int64]
-T = TypeVar("T")
+Columns = dict[str, NDArray[Any]]
 
 _STRINGS: Final = frozenset({"id", "value"})
 SPLIT_ROWS: Final = 200_000
 """Tables larger than this are read by two threads, each on its half of the row ids."""
 
-BATCH_ROWS: Final = 131_072
-"""Rows that travel together."""
+BATCH_ROWS: Final = 32_768
+"""Rows that travel together: few enough for their memory to be used again and again, enough to make Python's part small."""
+
+_LEAST_ROW_BYTES: Final = 6
+"""What the smallest row takes in an SQLite file: a cell and the pointer to it."""
 
 
 class Tables(Protocol):
@@ -45,15 +49,20 @@ class Tables(Protocol):
         """Names of all tables."""
         ...
 
-    def chunks(self, table: str, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
-        """``convert`` of each run of rows, in row order: what it returns is all that is kept of them.
+    def collect(self, table: str, columns: Sequence[str], convert: Convert, kinds: Kinds) -> tuple[Columns, int]:
+        """The columns that ``convert`` makes of each run of rows, joined in row order; and how many rows there were.
 
-        It may be called from two threads at once, and again from the start where the first pass met a value of another type.
+        ``kinds`` are the types of these columns: arrays of them are filled as rows come, so that nothing is there twice.
+        ``convert`` may be called from two threads at once, and again from the start where a first pass met another type.
         """
         ...
 
     def integers(self, table: str, columns: Sequence[str]) -> Rows:
         """The whole columns as int64, MISSING where the value is null or not an integer."""
+        ...
+
+    def integers_where(self, table: str, columns: Sequence[str], key: str, values: Sequence[int]) -> Rows:
+        """The same of those rows only whose column ``key`` is one of ``values``."""
         ...
 
     def texts(self, table: str, column: str) -> pa.Array:
@@ -71,6 +80,8 @@ class Tables(Protocol):
 
 Rows = dict[str, Int64]
 """Some rows of a table: column name to int64 values, MISSING where the value is null or not an integer."""
+Convert = Callable[[Rows], Mapping[str, NDArray[Any]]]
+Kinds = Mapping[str, type[np.generic]]
 
 
 class _NotIntegers(Exception):
@@ -91,6 +102,7 @@ class SqliteTables:
 
         self.path = path
         check_sqlite(path)
+        self._most_rows = path.stat().st_size // _LEAST_ROW_BYTES
         self._uri = f"file:{quote(bytes(path.absolute()))}?mode=ro&immutable=1"
         self._engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(self._uri, uri=True), poolclass=NullPool)
         self._reflected: dict[str, Any] = {}
@@ -105,18 +117,15 @@ class SqliteTables:
     def columns(self, table: str) -> frozenset[str]:
         return frozenset(self._table(table).columns.keys()) if table in self._names else frozenset()
 
-    def chunks(self, table: str, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
-        from sqlalchemy import case, func, select
-
-        cells = [self._table(table).c[name] for name in columns]
-        try:
-            return self._stream_split(select(*cells), table, columns, convert)
-        except (_NotIntegers, InputError):  # the driver takes a type from the first rows, and refuses another further down
-            careful = [case((func.typeof(cell) == "integer", cell)).label(cell.name) for cell in cells]
-            return self._stream_split(select(*careful), table, columns, convert)
+    def collect(self, table: str, columns: Sequence[str], convert: Convert, kinds: Kinds) -> tuple[Columns, int]:
+        return self._collect(table, columns, convert, kinds)
 
     def integers(self, table: str, columns: Sequence[str]) -> Rows:
-        return _joined(self.chunks(table, columns, dict), columns)
+        return self._collect(table, columns, dict, dict.fromkeys(columns, np.int64))[0]
+
+    def integers_where(self, table: str, columns: Sequence[str], key: str, values: Sequence[int]) -> Rows:
+        wanted = self._table(table).c[key].in_(values)
+        return self._collect(table, columns, dict, dict.fromkeys(columns, np.int64), wanted)[0]
 
     def texts(self, table: str, column: str) -> pa.Array:
         from sqlalchemy import LargeBinary, cast, literal_column, select, union_all
@@ -164,29 +173,71 @@ class SqliteTables:
             self._reflected[name] = table(name, *(column(item["name"]) for item in found))
         return self._reflected[name]
 
-    def _stream_split(self, query: Any, table: str, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
-        """``_stream`` of a whole table, by two threads on their halves of the row ids when there are many rows."""
+    def _collect(self, table: str, columns: Sequence[str], convert: Convert, kinds: Kinds, *where: Any) -> tuple[Columns, int]:
+        """``collect`` of the rows that are ``where``."""
+        from sqlalchemy import case, func, select
+
+        cells = [self._table(table).c[name] for name in columns]
+        try:
+            return self._fill(select(*cells).where(*where), table, columns, convert, kinds)
+        except (_NotIntegers, InputError):  # the driver takes a type from the first rows, and refuses another further down
+            careful = [case((func.typeof(cell) == "integer", cell)).label(cell.name) for cell in cells]
+            return self._fill(select(*careful).where(*where), table, columns, convert, kinds)
+
+    def _fill(self, query: Any, table: str, columns: Sequence[str], convert: Convert, kinds: Kinds) -> tuple[Columns, int]:
+        """``collect`` of a query on a table, by two threads on their halves of the row ids when there are many rows.
+
+        Each has a place for as many rows as there are row ids in its half. Memory that is never written to costs nothing.
+        """
+        from sqlalchemy import literal_column
+
+        first, last = self._row_ids(table)
+        middle = (first + last) // 2 if last - first >= SPLIT_ROWS else last
+        halves = [(first, middle), (middle + 1, last)] if middle < last else [(first, last)]
+        sizes = [min(high - low + 1, self._most_rows) for low, high in halves]
+        found = {name: np.empty(sum(sizes), kind) for name, kind in kinds.items()}
+        rowid: Any = literal_column("_rowid_")
+
+        def fill(half: tuple[int, int], begin: int, size: int) -> tuple[int, int]:
+            n_kept = n_read = 0
+            for rows in self._stream(query.where(rowid.between(*half)), columns):
+                n_read += len(rows[columns[0]])
+                made = convert(rows)
+                n_new = len(next(iter(made.values())))
+                if n_kept + n_new > size:
+                    raise self._damaged(ValueError("more rows than row ids"))
+                for name, values in made.items():
+                    found[name][begin + n_kept : begin + n_kept + n_new] = values
+                n_kept += n_new
+            return n_kept, n_read
+
+        if len(halves) == 1:
+            n_kept, n_read = fill(halves[0], 0, sizes[0])
+            return {name: column[:n_kept] for name, column in found.items()}, n_read
+        with ThreadPoolExecutor(2) as pool:
+            (n_first, n_read), (n_second, n_more) = pool.map(fill, halves, (0, sizes[0]), sizes)
+        if n_first < sizes[0]:
+            for column in found.values():
+                column[n_first : n_first + n_second] = column[sizes[0] : sizes[0] + n_second]
+        return {name: column[: n_first + n_second] for name, column in found.items()}, n_read + n_more
+
+    def _row_ids(self, table: str) -> tuple[int, int]:
+        """The least and the greatest row id of a table, (0, -1) of an empty one."""
         from sqlalchemy import func, literal_column, select
 
-        rowid: Any = literal_column("rowid")
-        last = self._read(select(func.max(rowid)).select_from(self._table(table))).column(0)[0].as_py()
-        if not isinstance(last, int) or last < SPLIT_ROWS:
-            return self._stream(query, columns, convert)
-        halves = [query.where(rowid <= last // 2), query.where(rowid > last // 2)]
-        with ThreadPoolExecutor(2) as pool:
-            first, second = pool.map(lambda half: self._stream(half, columns, convert), halves)
-        return first + second
+        rowid: Any = literal_column("_rowid_")
+        edges = (select(edge(rowid)).select_from(self._table(table)).scalar_subquery() for edge in (func.min, func.max))
+        first, last = (column[0].as_py() for column in self._read(select(*edges)).columns)
+        return (first, last) if isinstance(first, int) and isinstance(last, int) else (0, -1)
 
-    def _stream(self, query: Any, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
-        """``convert`` of each batch of rows. Raises _NotIntegers for a column that holds something else."""
+    def _stream(self, query: Any, columns: Sequence[str]) -> Iterator[Rows]:
+        """The rows of a query, run by run. Raises _NotIntegers for a column that holds something else."""
         with self._batches(query) as batches:
             if not all(pa.types.is_integer(item.type) for item in batches.schema):
                 raise _NotIntegers
-            return [
-                convert({name: to_int64(batch.column(at)) for at, name in enumerate(columns)})
-                for batch in batches
-                if batch.num_rows
-            ]
+            for batch in batches:
+                if batch.num_rows:
+                    yield {name: to_int64(batch.column(at)) for at, name in enumerate(columns)}
 
     def _read(self, query: Any) -> pa.Table:
         with self._batches(query) as batches:
@@ -245,16 +296,24 @@ class ParquetTables:
     def columns(self, table: str) -> frozenset[str]:
         return self._columns.get(table, frozenset())
 
-    def chunks(self, table: str, columns: Sequence[str], convert: Callable[[Rows], T]) -> list[T]:
-        batches = self._read(table, columns).to_batches(BATCH_ROWS)
-        return [
-            convert({name: to_int64(batch.column(at)) for at, name in enumerate(columns)})
-            for batch in batches
-            if batch.num_rows
-        ]
+    def collect(self, table: str, columns: Sequence[str], convert: Convert, kinds: Kinds) -> tuple[Columns, int]:
+        n_kept, n_read = 0, self._n_rows[table]
+        found = {name: np.empty(n_read, kind) for name, kind in kinds.items()}
+        for batch in self._read(table, columns).to_batches(BATCH_ROWS):
+            if batch.num_rows:
+                rows = convert({name: to_int64(batch.column(at)) for at, name in enumerate(columns)})
+                for name, values in rows.items():
+                    found[name][n_kept : n_kept + len(values)] = values
+                n_kept += len(values)
+        return {name: column[:n_kept] for name, column in found.items()}, n_read
 
     def integers(self, table: str, columns: Sequence[str]) -> Rows:
-        return _joined(self.chunks(table, columns, dict), columns)
+        return self.collect(table, columns, dict, dict.fromkeys(columns, np.int64))[0]
+
+    def integers_where(self, table: str, columns: Sequence[str], key: str, values: Sequence[int]) -> Rows:
+        rows = self.integers(table, sorted({*columns, key}))
+        found = np.isin(rows[key], values)
+        return {name: rows[name][found] for name in columns}
 
     def texts(self, table: str, column: str) -> pa.Array:
         return _as_binary(self._read(table, [column]).column(0))
@@ -302,7 +361,8 @@ def check_sqlite(path: Path) -> None:
         raise InputError(f"{path}: is empty", "The export was interrupted or the disk was full; export the report again.")
     if not head.startswith(b"SQLite format 3\0"):
         raise InputError(
-            f"{path}: not an SQLite file, so not an Nsight Systems export", "Give an nsys .sqlite or .nsys-rep file."
+            f"{path}: not an SQLite file, so not an Nsight Systems export",
+            "Give an nsys .sqlite or .nsys-rep, or torch.profiler JSON.",
         )
     page = int.from_bytes(head[16:18], "big") or 0
     page = 65536 if page == 1 else page
@@ -322,16 +382,20 @@ def to_int64(column: pa.Array) -> Int64:
         column = column.cast(column.type.value_type)
     if not pa.types.is_integer(column.type):
         return np.full(len(column), MISSING, np.int64)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    values = from_arrow(column).astype(np.int64, copy=False)
     if column.null_count:
-        is_unsigned = pa.types.is_uint64(column.type)
-        column = column.fill_null(MISSING % 2**64) if is_unsigned else column.cast(pa.int64()).fill_null(MISSING)
-    values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return values.astype(np.int64, copy=False)
+        values = values.copy()
+        values[places(column.is_null())] = MISSING
+    return values
 
 
-def _joined(parts: list[Rows], columns: Sequence[str]) -> Rows:
-    """All rows of successive parts, which are taken apart."""
-    return {name: np.concatenate([part.pop(name) for part in parts] or [np.empty(0, np.int64)]) for name in columns}
+def places(mask: pa.Array) -> Int64:
+    """Where an Arrow mask is true."""
+    import pyarrow.compute as pc
+
+    return from_arrow(pc.indices_nonzero(mask)).astype(np.int64)
 
 
 def _first_line(error: BaseException) -> str:
@@ -355,5 +419,5 @@ def _matching_strings(tables: Tables, pattern: str) -> dict[int, str]:
     if not tables.columns("StringIds") >= _STRINGS:
         return {}
     ids, texts = tables.integers("StringIds", ["id"])["id"], tables.texts("StringIds", "value")
-    hit = np.flatnonzero(pc.match_substring_regex(texts, pattern).fill_null(False).to_numpy(zero_copy_only=False))
+    hit = places(pc.match_substring_regex(texts, pattern))
     return {int(ids[at]): decode(texts[at].as_py()) for at in hit.tolist()}

@@ -6,7 +6,7 @@ A Part holds the trace itself; ``digest`` reduces it to the rows that the job ne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,14 @@ class Part:
     measured: Measured
     focused: Measured | None
     reasons: tuple[str | None, ...]
+
+
+def lanes(part: Part) -> Iterator[tuple[int, int, list[int]]]:
+    """Each (process, device) with its windows."""
+    lane = part.windows.process * 8192 + part.windows.device
+    for key in np.unique(lane).tolist():
+        at = np.flatnonzero(lane == key).tolist()
+        yield int(part.windows.process[at[0]]), int(part.windows.device[at[0]]), at
 
 
 def measure(trace: Trace, options: Options) -> Part:

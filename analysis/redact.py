@@ -25,7 +25,7 @@ from ddpprof.analysis import nsight_schema as schema
 from ddpprof.analysis.nsys_tables import SqliteTables, Tables, decode
 from ddpprof.analysis.sqlite_pages import leftover_bytes, wipe_leftovers
 from ddpprof.errors import InputError, UsageError
-from ddpprof.model import MISSING
+from ddpprof.model import MISSING, SETTINGS
 from ddpprof.rundir import whole_file
 
 Int64 = NDArray[np.int64]
@@ -163,21 +163,23 @@ def _settings(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _environments(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """The variables of a job's ranks, and nothing else of an environment."""
+    """The variables of a job's ranks and its settings, and nothing else of an environment."""
     for name, value in rows:
         if name.endswith(schema.ENVIRONMENT_VARIABLE):
             yield from (
-                (schema.ENVIRONMENT_VARIABLE, f'{key}="{number}"') for key, number in _numbers([nsys_reader.variable(value)])
+                (schema.ENVIRONMENT_VARIABLE, f'{key}="{kept}"') for key, kept in _kept_variables([nsys_reader.variable(value)])
             )
         elif name == schema.ENVIRONMENT:
-            yield name, ";".join(f"{key}={number}" for key, number in _numbers(nsys_reader.variables(value)))
+            yield name, ";".join(f"{key}={kept}" for key, kept in _kept_variables(nsys_reader.variables(value)))
 
 
-def _numbers(variables: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """The variables of a job's ranks, empty where they are no number: a later one overrides an earlier one all the same."""
+def _kept_variables(variables: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Those of ranks and settings, empty where no number or switch: a later one overrides an earlier one all the same."""
     for name, value in variables:
         if name in _JOB_VARIABLES:
             yield name, value if value.isdecimal() else ""
+        elif name in SETTINGS:
+            yield name, value if schema.SETTING_VALUE.fullmatch(value) else ""
         elif name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"[\d,]+", value):
             yield name, value
 

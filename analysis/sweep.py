@@ -13,7 +13,7 @@ MIB = 2**20
 WARMUP = 4
 """Steps of somebody's own job before the first that counts: past the rebuild of a static graph, and one more."""
 
-Trajectory = dict[tuple[int, int], tuple[float, str]]
+Trajectory = dict[tuple[int, int], tuple[float, str | None]]
 
 
 def cap_row(
@@ -80,7 +80,7 @@ def trajectory(records: Records) -> Trajectory:
 
 def has_equal_replicas(found: Trajectory) -> bool:
     """Whether all ranks had the same parameters after every step."""
-    hashes: dict[int, set[str]] = defaultdict(set)
+    hashes: dict[int, set[str | None]] = defaultdict(set)
     for (step, _), (_, replica) in found.items():
         hashes[step].add(replica)
     return all(len(values) == 1 for values in hashes.values())

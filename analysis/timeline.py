@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ddpprof.analysis import buckets, intervals
+from ddpprof.analysis import buckets, intervals, ranks
 from ddpprof.analysis.intervals import Intervals
-from ddpprof.analysis.part import Options, Part, measure
+from ddpprof.analysis.part import Options, Part, lanes, measure
 from ddpprof.model import Kind, Lane, RankLanes, Timeline, Trace
 
 
 def timeline(traces: Sequence[Trace], options: Options | None = None) -> Timeline:
     """The last complete step of every row (or its whole capture), zero at the earliest start.
 
-    Compute is narrowed as in ``options``; reports of one host are aligned by their session start, and stand each at its own
-    zero when they do not tell it.
+    Compute is narrowed as in ``options``; reports are aligned as in ``ranks.clocks``, and stand each at its own zero when that
+    finds no common clock.
     """
     options = options or Options()
     parts = [measure(trace, options) for trace in traces]
-    starts = [part.trace.report.session_start_utc_ns for part in parts]
-    clock = [0 if None in starts else (start or 0) - min(value for value in starts if value is not None) for start in starts]
-    found = [lanes for part, shift in zip(parts, clock, strict=True) for lanes in _rank_lanes(part, shift, options)]
-    zero = min((lanes.window[0] for lanes, _ in found), default=0)
+    found = [item for part, shift in zip(parts, _offsets(parts), strict=True) for item in _rank_lanes(part, shift, options)]
+    zero = min((rank.window[0] for rank, _ in found), default=0)
     numbers = {number for _, number in found}
-    ranks = sorted(
-        (_shifted(lanes, zero) for lanes, _ in found), key=lambda lanes: (lanes.rank is None, lanes.rank, lanes.title)
-    )
-    return Timeline(evidence=traces[0].evidence, ranks=tuple(ranks), step=numbers.pop() if len(numbers) == 1 else None)
+    shown = sorted((_shifted(rank, zero) for rank, _ in found), key=lambda rank: (rank.rank is None, rank.rank, rank.title))
+    return Timeline(evidence=traces[0].evidence, ranks=tuple(shown), step=numbers.pop() if len(numbers) == 1 else None)
+
+
+def _offsets(parts: Sequence[Part]) -> tuple[int, ...]:
+    """What to add to the times of each part."""
+    found = [(report, part, *place[:2]) for report, part in enumerate(parts) for place in lanes(part)]
+    found.sort(key=lambda row: ((rank := row[1].trace.processes[row[2]].rank) is None, rank or 0))
+    used = {
+        (report, device.gpu)
+        for report, part, *place in found
+        for device in part.trace.devices
+        if [device.process, device.device_id] == place and device.gpu is not None
+    }
+    is_shared = len(used) > len({gpu for _, gpu in used})
+    comms = [(report, ranks.communication(part, *place)) for report, part, *place in found]
+    return ranks.clocks(comms, [part.trace.report.session_start_utc_ns for part in parts], is_shared).offsets_ns
 
 
 def _rank_lanes(part: Part, shift: int, options: Options) -> list[tuple[RankLanes, int | None]]:
@@ -40,11 +52,8 @@ def _rank_lanes(part: Part, shift: int, options: Options) -> list[tuple[RankLane
         if row["bucket"] is not None:
             numbered[row["process"], row["device"], row["start_ns"], row["end_ns"]] = str(row["bucket"])
     found = []
-    lane_key = windows.process * 8192 + windows.device
-    for key in np.unique(lane_key).tolist():
-        mine = np.flatnonzero(lane_key == key).tolist()
+    for process, device, mine in lanes(part):
         at = [window for window in mine if part.reasons[window] is None][-1:] or mine[-1:]
-        process, device = int(windows.process[at[0]]), int(windows.device[at[0]])
         rows = np.flatnonzero(windows.of_operation == at[0])
         low, high = measured.offset[at[0]], measured.offset[at[0] + 1]
         inside = (overlap.start >= low) & (overlap.start < high)
@@ -52,7 +61,7 @@ def _rank_lanes(part: Part, shift: int, options: Options) -> list[tuple[RankLane
         columns = part.measured.columns
         owner = trace.processes[process]
         who = f"rank {owner.rank}" if owner.rank is not None else f"pid {owner.pid}"
-        lanes = RankLanes(
+        drawn = RankLanes(
             rank=owner.rank,
             title=who if device < 0 else f"{who} · device {device}",
             lanes=tuple(_lanes(part, rows, shift, owner.rank, numbered, process, device)),
@@ -63,7 +72,7 @@ def _rank_lanes(part: Part, shift: int, options: Options) -> list[tuple[RankLane
             compute_label=options.compute or "compute",
         )
         number = int(windows.step[at[0]])
-        found.append((lanes, number if number >= 0 else None))
+        found.append((drawn, number if number >= 0 else None))
     return found
 
 
@@ -90,10 +99,8 @@ def _lanes(
     return found
 
 
-def _shifted(lanes: RankLanes, zero: int) -> RankLanes:
-    from dataclasses import replace
-
-    overlap = Intervals(lanes.overlap_start_ns - zero, lanes.overlap_end_ns - zero)
-    moved = tuple(replace(lane, start_ns=lane.start_ns - zero, end_ns=lane.end_ns - zero) for lane in lanes.lanes)
-    window = (lanes.window[0] - zero, lanes.window[1] - zero)
-    return replace(lanes, lanes=moved, overlap_start_ns=overlap.start, overlap_end_ns=overlap.end, window=window)
+def _shifted(rank: RankLanes, zero: int) -> RankLanes:
+    overlap = Intervals(rank.overlap_start_ns - zero, rank.overlap_end_ns - zero)
+    moved = tuple(replace(lane, start_ns=lane.start_ns - zero, end_ns=lane.end_ns - zero) for lane in rank.lanes)
+    window = (rank.window[0] - zero, rank.window[1] - zero)
+    return replace(rank, lanes=moved, overlap_start_ns=overlap.start, overlap_end_ns=overlap.end, window=window)

@@ -135,8 +135,9 @@ def unsteady(found: Timing | None) -> str | None:
     if found.n < LEAST:
         return f"only {found.n} iterations: fewer than {LEAST} have no spread to speak of"
     if found.mad_ns > LARGEST_SPREAD * found.median_ns:
-        share = 100 * found.mad_ns / found.median_ns
-        return f"iterations spread by {share:.0f} % of their median, more than {100 * LARGEST_SPREAD:.0f} %"
+        share, most = f"{100 * found.mad_ns / found.median_ns:.0f} %", f"{100 * LARGEST_SPREAD:.0f} %"
+        compared = f"just over {most} of their median" if share == most else f"{share} of their median, more than {most}"
+        return f"iterations spread by {compared}"
     return None
 
 

@@ -24,10 +24,11 @@ if not (_HERE / "analysis").is_dir() and (_HERE.parent / "analysis" / "__init__.
 if TYPE_CHECKING:
     from ddpprof.inputs import analyze as analyze
     from ddpprof.workloads.own import timed_step as timed_step
+    from ddpprof.workloads.own import watch as watch
 
-__all__ = ["analyze", "ddp_kwargs", "timed_step"]
+__all__ = ["analyze", "ddp_kwargs", "timed_step", "watch"]
 
-_LATE = {"analyze": "ddpprof.inputs", "timed_step": "ddpprof.workloads.own"}
+_LATE = {"analyze": "ddpprof.inputs", "timed_step": "ddpprof.workloads.own", "watch": "ddpprof.workloads.own"}
 
 
 def ddp_kwargs() -> dict[str, Any]:
@@ -41,3 +42,7 @@ def __getattr__(name: str) -> Any:
     if name in _LATE:
         return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,7 @@ from ddpprof import __version__, reducer
 from ddpprof.errors import DdpprofError, WorkloadError
 from ddpprof.model import Acceptance, AcceptanceRow, BucketRecord, ClockRow, Comparison, TimingRow
 from ddpprof.profiling import CaptureLost, Outcome, Settings
-from ddpprof.workloads.cases import MIB, Case
+from ddpprof.workloads.cases import Case
 
 FINE, COARSE = "fine1_cap4", "coarse4_cap4"
 """The same bytes in the same buckets, of 48 parameters and of 12."""
@@ -152,7 +152,7 @@ def _bucket_rows(run: Ran, settings: Settings) -> Iterator[None]:
 
 
 def _replicas(run: Ran, settings: Settings) -> Iterator[str | None]:
-    hashes: dict[int, dict[int, str]] = defaultdict(dict)
+    hashes: dict[int, dict[int, str | None]] = defaultdict(dict)
     for item in run.outcome.records.iterations:
         hashes[item.step][item.rank] = item.replica_hash
     for step, by_rank in sorted(hashes.items()):
@@ -173,14 +173,14 @@ def _single_process(run: Ran, settings: Settings) -> Iterator[str | None]:
 def expected_layout(case: Case, stage: Literal["initial", "rebuilt"]) -> dict[str, list[Any]]:
     """``size_bytes`` of each bucket as the case says, its ``parameters`` as the model of the Reducer has them.
 
-    The model is told what the case is: gradients come ready from the last used parameter to the first.
+    The model is told what the case is: gradients come ready in the reverse of the forward's order.
     """
-    parameters = [reducer.Parameter(size_bytes=int(case.parameter_mb * MIB))] * case.parameters
+    parameters = [reducer.Parameter(size_bytes=size) for size in case.parameter_bytes]
     capacity = reducer.capacity(case.bucket_cap_mb)
     mode = reducer.mode_of(find_unused_parameters=case.find_unused_parameters, static_graph=case.static_graph)
     layout = reducer.initial(parameters, capacity, mode)
     if stage == "rebuilt":
-        layout = reducer.rebuilt(parameters, capacity, mode, ready=range(case.used)[::-1]) or layout
+        layout = reducer.rebuilt(parameters, capacity, mode, ready=case.order[::-1]) or layout
     sizes = case.initial_bytes if stage == "initial" else case.rebuilt_bytes
     return {"size_bytes": list(sizes or ()), "parameters": [list(bucket) for bucket in layout.parameters]}
 

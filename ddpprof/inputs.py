@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpprof import marks
 from ddpprof import nsys as nsight
-from ddpprof.errors import InputError, ToolError, UsageError
+from ddpprof.errors import InputError, ToolError, UsageError, nearest_path
 from ddpprof.model import Analysis, Records, Trace, Warning
 from ddpprof.rundir import RunDir, read_records
 
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from ddpprof.analysis.part import Options
 
 Say = Callable[[str], None]
-Over = Callable[[Sequence[Path], str], Iterable[Path]]
+Over = Callable[[Sequence[Any], str], Iterable[Any]]
+
+CLUSTER_TIMEOUT = 10
+"""Seconds in which a scheduler must answer."""
+
+PICTURED = 8
+"""Reports at most of which a picture is drawn when a cluster reads them: more lanes cannot be told apart."""
+
+
+def _silently(line: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -52,12 +62,12 @@ def focus_of(case: str, evidence: Any) -> str | None:
 def analyze(*inputs: str | Path, **options: Any) -> Analysis:
     """The Analysis of one job's reports: nsys ``.sqlite``, ``.nsys-rep``, parquet folder, torch.profiler JSON, run folder.
 
-    Keywords are those of ``ddpprof.analysis.job.Options`` (``compute="spin_kernel"``). Raises DdpprofError.
+    Keywords are those of ``ddpprof.analysis.part.Options`` (``compute="spin_kernel"``). One report is held at a time.
+    Raises DdpprofError.
     """
     from ddpprof.analysis.part import Options
 
-    chosen = Options(**options)
-    return read([Path(item) for item in inputs], step_pattern=chosen.step_pattern).analyze(chosen)
+    return survey([Path(item) for item in inputs], Options(**options)).analysis
 
 
 def read(
@@ -70,34 +80,17 @@ def read(
     say: Say = lambda line: None,
     over: Over = lambda items, title: items,
 ) -> Input:
-    """The Input of one job. ``ranks`` are ``FILE=N``; ``over`` wraps long loops (a progress bar).
+    """The Input of one job, all its traces at once. ``ranks`` are ``FILE=N``; ``over`` wraps long loops (a progress bar).
 
     A folder's reports are all read; with ``skips_broken`` one of them that cannot be is left out with a warning. What was
     named itself must be readable, or InputError; ToolError when a report needs nsys and there is none.
     """
-    from ddpprof.analysis import kernels, load
-
-    if not paths:
-        raise UsageError("nothing to analyze", "Give a report, a run folder or a folder of reports.")
-    if step_pattern is not None:
-        kernels.patterns([step_pattern], "--step-range")
-    run = RunDir(paths[0]) if len(paths) == 1 and RunDir(paths[0]).is_run() else None
-    named, found = set(paths), [report for path in paths for report in _reports(path)]
-    traces, warnings, places = [], [], []
-    exporter = functools.cache(lambda: nsight.find(nsys, say=say))
-    for path in over(found, "reading"):
-        try:
-            ready, notes = _readable(path, exporter, say)
-            traces.append(load.read(ready, step_pattern))
-        except InputError as error:
-            if path in named or len(found) == 1 or not skips_broken:
-                raise
-            notes = [Warning(code="capture-incomplete", message=f"{path.name} left out: {reason(error)}")]
-        else:
-            places.append(path)
-        warnings += notes
-    if not traces:
-        raise InputError(f"{paths[0]}: none of its {len(found)} reports can be read", "See why with: ddpprof analyze FILE")
+    work = _Reading(step_pattern=step_pattern, nsys=nsys, say=say)
+    found = _found(paths, step_pattern)
+    read = [_tried(work, path) for path in over(found, "reading")]
+    kept, warnings = _kept(paths, found, read, skips_broken)
+    traces, places = [trace for _, trace in kept], [path for path, _ in kept]
+    run = _run_of(paths)
     given = _given_ranks(ranks, places)
     if run is None:
         return Input(traces=tuple(traces), ranks=given, warnings=tuple(warnings))
@@ -110,6 +103,148 @@ def read(
         case=manifest.get("case"),
         warnings=(*warnings, *_from_manifest(manifest)),
     )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Surveyed:
+    """The Analysis of a job, what its run recorded, and the traces for a picture when one was wanted."""
+
+    analysis: Analysis
+    records: Records | None = None
+    pictured: tuple[Trace, ...] = ()
+
+
+def survey(
+    paths: Sequence[Path],
+    options: Options,
+    *,
+    ranks: Sequence[str] = (),
+    nsys: str | None = None,
+    cluster: str | None = None,
+    wants_picture: bool = False,
+    say: Say = lambda line: None,
+    over: Over = lambda items, title: items,
+) -> Surveyed:
+    """The Analysis that ``read`` and its Input give. Without a picture one trace is held at a time, so memory is that of one.
+
+    With ``cluster``, the address of a Dask scheduler, its workers read the reports, which they must see under the same paths;
+    the picture is then of the first PICTURED. Raises as ``read``, and ToolError when the cluster cannot be had.
+    """
+    from ddpprof.analysis import job
+
+    if _run_of(paths) is not None or (wants_picture and cluster is None):
+        held = read(paths, step_pattern=options.step_pattern, ranks=ranks, nsys=nsys, say=say, over=over)
+        return Surveyed(analysis=held.analyze(options), records=held.records, pictured=held.traces)
+    found = _found(paths, options.step_pattern)
+    given = _given_ranks(ranks, found)
+    if cluster is None:
+        work = _Digesting(step_pattern=options.step_pattern, nsys=nsys, say=say, options=options)
+        tried = [_tried(work, path, given.get(at)) for at, path in enumerate(over(found, "reading"))]
+    else:
+        work = _Digesting(step_pattern=options.step_pattern, nsys=nsys, options=options)
+        tried = _on_cluster(cluster, work, found, given, over)
+    kept, warnings = _kept(paths, found, tried, skips_broken=True)
+    analysis = job.combine([digest for _, digest in kept], options)
+    first = [path for path, _ in kept[:PICTURED]]
+    return Surveyed(
+        analysis=replace(analysis, warnings=(*warnings, *analysis.warnings)),
+        pictured=read(first, step_pattern=options.step_pattern, nsys=nsys, say=say).traces if wants_picture else (),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """How to get from a path to its trace; it pickles unless ``say`` does not."""
+
+    step_pattern: str | None
+    nsys: str | None
+    say: Say = _silently
+
+    def __call__(self, path: Path, rank: int | None) -> Any:
+        from ddpprof.analysis import load
+
+        ready, notes = _readable(path, lambda: self.exporter, self.say)
+        return load.read(ready, self.step_pattern), notes
+
+    @functools.cached_property
+    def exporter(self) -> nsight.Nsys:
+        return nsight.find(self.nsys, say=self.say)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Digesting(_Reading):
+    """How to get from a path to the digest of its trace."""
+
+    options: Options
+
+    def __call__(self, path: Path, rank: int | None) -> Any:
+        from ddpprof.analysis.digest import digest
+
+        trace, notes = _Reading.__call__(self, path, rank)
+        return digest(trace, self.options, rank=rank), notes
+
+
+def _tried(work: _Reading, path: Path, rank: int | None = None) -> Any:
+    """What ``work`` makes of a path with its warnings, or the InputError it raised."""
+    try:
+        return work(path, rank)
+    except InputError as error:
+        return error
+
+
+def _on_cluster(address: str, work: _Digesting, found: Sequence[Path], ranks: Mapping[int, int], over: Over) -> list[Any]:
+    """``_tried`` of every path by the workers of the Dask cluster at ``address``."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ToolError("--cluster needs Dask, which is not installed", "Install it: pip install 'ddpprof[cluster]'") from None
+    try:
+        client = Client(address, timeout=CLUSTER_TIMEOUT, set_as_default=False)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ToolError(
+            f"{address}: no Dask scheduler answers: {first}", "Start one: dask scheduler, then dask worker."
+        ) from None
+    with client:
+        if not client.scheduler_info(n_workers=-1)["workers"]:
+            raise ToolError(f"{address}: the cluster has no workers", f"Start some: dask worker {address}")
+        absolute = [path.absolute() for path in found]
+        futures = [client.submit(_tried, work, path, ranks.get(at), pure=False) for at, path in enumerate(absolute)]
+        return [future.result() for future in over(futures, "reading on the cluster")]
+
+
+def _found(paths: Sequence[Path], step_pattern: str | None) -> list[Path]:
+    """The reports that ``paths`` stand for, the request itself checked."""
+    from ddpprof.analysis import kernels
+
+    if not paths:
+        raise UsageError("nothing to analyze", "Give a report, a run folder or a folder of reports.")
+    if step_pattern is not None:
+        kernels.patterns([step_pattern], "--step-range")
+    return [report for path in paths for report in _reports(path)]
+
+
+def _kept(
+    paths: Sequence[Path], found: Sequence[Path], tried: Sequence[Any], skips_broken: bool
+) -> tuple[list[tuple[Path, Any]], list[Warning]]:
+    """What could be read, with its path, and the warnings; the first error of what was named itself is raised."""
+    kept, warnings, named = [], [], set(paths)
+    for path, outcome in zip(found, tried, strict=True):
+        if not isinstance(outcome, InputError):
+            kept.append((path, outcome[0]))
+            warnings += outcome[1]
+        elif path in named or len(found) == 1 or not skips_broken:
+            raise outcome
+        else:
+            warnings.append(Warning(code="capture-incomplete", message=f"{path.name} left out: {reason(outcome)}"))
+    if not kept:
+        raise InputError(f"{paths[0]}: none of its {len(found)} reports can be read", "See why with: ddpprof analyze FILE")
+    return kept, warnings
+
+
+def _run_of(paths: Sequence[Path]) -> RunDir | None:
+    """The run folder that was named, None when it is something else."""
+    return RunDir(paths[0]) if len(paths) == 1 and RunDir(paths[0]).is_run() else None
 
 
 def reason(error: InputError) -> str:
@@ -129,14 +264,16 @@ def _reports(path: Path) -> list[Path]:
     from ddpprof.analysis import load
 
     if not path.exists():
-        raise InputError(
-            f"{path}: no such report",
-            "Either the capture range never opened (no cudaProfilerStart), or nsys wrote it under another name (-o, %q{RANK}).",
-        )
+        never = "Either the capture range never opened (no cudaProfilerStart), or nsys wrote it under another name (-o)."
+        raise InputError(f"{path}: no such report or run folder", nearest_path(path) or never)
     if not path.is_dir() or any(path.glob("*.parquet")):
         return [path]
     if RunDir(path).is_run():
         found = RunDir(path).reports()
+        if not found and "caps_mb" in RunDir(path).read_manifest():
+            raise InputError(
+                f"{path}: the folder of a sweep, not of one run", f"Its result is summary.md in it. {_runs_in(path)}"
+            )
         if not found:
             raise InputError(f"{path}: the run left no capture", "It ended as its summary says; see summary.md in it.")
         return found
@@ -144,8 +281,15 @@ def _reports(path: Path) -> list[Path]:
     exported = {item.with_suffix("") for item in found if item.suffix == ".sqlite"}
     found = [item for item in found if item.suffix not in load.REPORT_SUFFIXES or item.with_suffix("") not in exported]
     if not found:
-        raise InputError(f"{path}: no report in this folder", "Reports end in .sqlite, .nsys-rep, .json or .json.gz.")
+        hint = _runs_in(path) or "Reports end in .sqlite, .nsys-rep, .json or .json.gz."
+        raise InputError(f"{path}: no report in this folder", hint)
     return found
+
+
+def _runs_in(folder: Path) -> str:
+    """A sentence that names the first runs inside a folder, "" when there are none."""
+    runs = [str(item) for item in sorted(folder.iterdir()) if RunDir(item).is_run()]
+    return f"Runs in it: {', '.join([*runs[:8], *['...'] * (len(runs) > 8)])}" if runs else ""
 
 
 def _is_ours(path: Path) -> bool:

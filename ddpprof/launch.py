@@ -128,6 +128,19 @@ def run(
         return Finished(status, err.read().decode(errors="replace"), timed_out)
 
 
+def name_of(command: Sequence[str]) -> str:
+    """What to call somebody's own job: by its script or module, ``train`` for ``torchrun … train.py``; else ``job``."""
+    for before, word in zip(["", *command], command, strict=False):
+        name = word.rpartition(".")[2] if before == "-m" else Path(word).stem if word.endswith((".py", ".sh")) else ""
+        if re.fullmatch(r"[A-Za-z_][\w.-]*", name) and not word.startswith(_LAUNCHERS):
+            return name
+    return "job"
+
+
+_LAUNCHERS = ("torch.distributed.", "accelerate.")
+"""Modules that start somebody's job and are not it."""
+
+
 def explain_failure(finished: Finished, run: RunDir, ranks: int | None = None) -> WorkloadError | ToolError:
     """The error that tells which rank of a failed job died first, and its last words: no traceback, no host name.
 

@@ -34,12 +34,13 @@ WARNING_CODES: Mapping[str, str] = {
     "capture-incomplete": "the capture was cut, clipped or lost events",
     "missing-ranks": "the job has more ranks than the input shows",
     "rank-unknown": "a process could not be given its rank",
+    "rank-overruled": "a rank was given by --rank though the report itself tells another",
     "same-stream": "communication runs on the compute stream, so it cannot overlap",
     "no-comm": "no communication between ranks was found",
     "no-compute": "no compute was found",
     "dropped-rows": "rows that cannot be true were left out",
     "time-sliced": "several ranks share one GPU: intervals include time switched out",
-    "clock-skew": "the reports' clocks differ, cross-rank times are not comparable",
+    "clock-skew": "the reports' clocks differ: cross-rank times rest on the ends of collectives, or are not comparable",
     "collectives-differ": "ranks differ in number of collectives",
     "profiler-overhead": "the profiler itself worked inside a measured step",
     "diagnostic": "the profiler warned about this capture",
@@ -249,13 +250,13 @@ class RunRecord:
     case: str = column("text", "name of the case")
     device: str = column("text", "cuda or cpu")
     backend: str = column("text", "nccl or gloo")
-    bucket_cap_mb: float = column("MiB", "the cap given to DDP")
+    bucket_cap_mb: float | None = column("MiB", "the cap given to DDP; missing when it was left at DDP's default")
     iterations: int = column("count", "timed iterations")
     seed: int = column("id", "seed of parameters and data")
     torch_version: str = column("text", "torch.__version__")
     nccl_version: str | None = column("text", "NCCL version, None on a CPU run", default=None)
     clock: str = column("text", "what device times are measured with: cuda-event or wall", default="wall")
-    captured_step: int | None = column("id", "number of the captured step, None when it was not reached", default=None)
+    captured_step: int | None = column("id", "number of the first captured step, None when it was not reached", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,14 +265,16 @@ class IterationRecord:
 
     rank: int = column("id", "RANK")
     step: int = column("id", "step number, warm-up counted")
-    is_captured: bool = column("text", "true for the step under the profiler, false for the timed ones")
+    is_captured: bool = column("text", "true for a step under the profiler, false for the timed ones")
     step_ns: int = column("ns", "the whole step", better="lower")
     forward_ns: int = column("ns", "forward, host time", better="lower")
     backward_host_ns: int = column("ns", "host time of backward(): stream-ordered on a GPU, not finished work")
-    backward_ns: int = column("ns", "backward on the clock of the run", better="lower")
+    backward_ns: int = column("ns", "backward on the clock of the run; of several, from the first to the last", better="lower")
     optimizer_host_ns: int = column("ns", "host time of the optimizer", better="lower")
-    loss: float = column("text", "loss of this rank's part of the batch")
-    replica_hash: str = column("text", "hash of all parameters after the step, equal on all ranks")
+    loss: float = column("text", "loss of this rank's part of the batch, the last part when there are several")
+    replica_hash: str | None = column(
+        "text", "hash of all parameters after the step, equal on all ranks; missing where the next step followed at once"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +289,38 @@ class BucketRecord:
     parameters: list[int] = column("text", "parameter indices in the order of the bucket")
     ready_ns: int = column("ns", "host time at which the hook was entered, from the start of the step")
     launch_ns: int = column("ns", "host time at which the all-reduce call returned, from the start of the step")
+    done_ns: int | None = column(
+        "ns", "host time at which its Future was done, from the start of the step; missing on a GPU", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParametersRecord:
+    """What DDP reduces, and how it was told to: once a rank. Lists are by parameter index."""
+
+    rank: int = column("id", "RANK")
+    names: list[str] = column("text", "names of the parameters")
+    size_bytes: list[int] = column("bytes", "bytes of each")
+    dtypes: list[str] = column("text", "dtype of each")
+    devices: list[str] = column("text", "device of each")
+    is_sparse: list[bool] = column("text", "whether the gradient of each is sparse")
+    find_unused_parameters: bool = column("text", "as given to DDP")
+    static_graph: bool = column("text", "as given to DDP")
+    is_last_small: bool = column("text", "whether DDP_SET_LAST_BUCKET_CAP=1 was set", default=False)
+    probe_bytes: list[int] = column("bytes", "sizes of all-reduces that were timed alone before the first step")
+    probe_ns: list[int] = column("ns", "median time of one of each size, on the host's clock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientRecord:
+    """The gradients of one step in the order in which they came, just before the Reducer was told; warm-up too."""
+
+    rank: int = column("id", "RANK")
+    step: int = column("id", "step number")
+    started_ns: int = column("ns", "start of the step on the host's monotonic clock, which all ranks of a host share")
+    parameters: list[int] = column("text", "parameter indices in the order of their gradients")
+    ready_ns: list[int] = column("ns", "host time of each, from the start of the step")
+    step_ns: int | None = column("ns", "the whole step of somebody's own job; of a case its iteration tells it", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +360,8 @@ RECORD_TABLES: Mapping[str, type] = {
     "bucket": BucketRecord,
     "logger": LoggerRecord,
     "layout": LayoutRecord,
+    "parameters": ParametersRecord,
+    "gradient": GradientRecord,
     "failure": FailureRecord,
 }
 
@@ -338,6 +375,8 @@ class Records:
     buckets: tuple[BucketRecord, ...] = ()
     loggers: tuple[LoggerRecord, ...] = ()
     layouts: tuple[LayoutRecord, ...] = ()
+    parameters: tuple[ParametersRecord, ...] = ()
+    gradients: tuple[GradientRecord, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
 
 
@@ -476,13 +515,13 @@ ends of matched collectives, which all ranks see at nearly the same time."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """One collective of one step as all its ranks saw it. Lists are in the order of ``Across.ranks``."""
+    """One collective of one step as all ranks saw it. Lists are in the order of ``Across.ranks``."""
 
     step: int | None = column("id", "number of the step")
     place: int = column("id", "place among the collectives of the step, in order of launch")
-    bucket: int | None = column("id", "bucket index, where it could be told")
-    operation: str = column("text", "collective by kernel name")
-    size_bytes: int | None = column("bytes", "bytes of the bucket")
+    bucket: int | None = column("id", "bucket index, where a mark tells it")
+    operation: str = column("text", "collective by kernel name, 'unknown' when the name does not tell")
+    size_bytes: int | None = column("bytes", "bytes of the bucket, where it could be told")
     transfer_ns: int = column("ns", "transfer estimate: the shortest length over ranks", better="lower")
     length_ns: list[int] = column("ns", "length on each rank, its waiting for the others included")
     wait_ns: list[int] = column("ns", "length less the transfer estimate, on each rank")
@@ -492,29 +531,38 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcrossRank:
-    """One row of ``Analysis.ranks`` among the others; medians over complete steps of sums over a step's collectives."""
+    """One row of ``Analysis.ranks`` among the others; medians over complete steps (the lower middle one of an even number)."""
 
     rank: int | None = column("id", "rank of the job")
     report: int = column("id", "index into reports")
     pid: int = column("id", "process id in the report")
     device_id: int | None = column("id", "process-local CUDA ordinal")
     offset_ns: int | None = column("ns", "what was added to its report's clock; missing without a common clock")
-    n_collectives: int = column("count", "collectives that were paired")
-    n_last: int | None = column("count", "of them, those at which it arrived last; missing without a common clock")
-    wait_ns: int = column("ns", "waiting for other ranks, a step", better="lower")
-    late_ns: int | None = column("ns", "arrival at the last collective of a step, after the median of the other ranks")
+    n_collectives: int = column("count", "collectives that were paired, over all steps")
+    n_last: int | None = column(
+        "count", "of them, those at which it arrived last, beyond the clock's uncertainty; missing as late_ns"
+    )
+    wait_ns: int = column("ns", "communication of a step less the transfer estimate: waiting for other ranks", better="lower")
+    late_ns: int | None = column(
+        "ns",
+        "arrival at the last collective of a step, after the median of the other ranks; missing without a common clock, "
+        "or where GPUs are shared in turns",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Across:
-    """What can be said over ranks. ``refused`` is why their collectives were not (all) paired, None when they were.
+    """What can be said over ranks, of those with communication.
 
-    ``uncertainty_ns`` is how far two ranks' clocks may be apart after alignment, None without a common clock.
+    ``uncertainty_ns`` is how far two ranks' clocks may be apart, None without a common clock. ``refused`` is why collectives
+    were not (all) paired, None when they were; without any there are no ``ranks``. ``transfer_ns`` is the transfer estimates of
+    a step together, median over steps. ``collectives`` are listed where ``Analysis.buckets`` are.
     """
 
     clock: Clock
     uncertainty_ns: int | None
     refused: str | None
+    transfer_ns: int | None = None
     ranks: tuple[AcrossRank, ...]
     collectives: tuple[CollectiveRow, ...]
 
@@ -538,37 +586,35 @@ CAUSES: Mapping[str, str] = {
 class Span:
     """A stretch of one report's clock that a finding points at."""
 
-    report: int
-    pid: int
-    start_ns: int
-    end_ns: int
+    report: int = column("id", "index into reports")
+    pid: int = column("id", "process id in the report")
+    start_ns: int = column("ns", "from, on the report's clock")
+    end_ns: int = column("ns", "to")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A cause (one of CAUSES) that holds the step back. ``evidence`` is metric name to value.
+    """A cause (one of CAUSES) that holds the step back, as it is on the rank that it costs most."""
 
-    ``cost_ns`` is how much shorter a step would be, at most, without it; ``sure`` says how far the evidence goes, ``advice``
-    what to try; ``spans`` are stretches of the timeline to look at, the longest first.
-    """
-
-    code: str
-    severity: Severity
-    message: str
-    rank: int | None = None
-    evidence: dict[str, Any] = field(default_factory=dict)
-    cost_ns: int | None = None
-    sure: Literal["high", "medium", "low"] = "medium"
-    advice: str = ""
-    spans: tuple[Span, ...] = ()
+    code: str = column("text", "the cause")
+    severity: Severity = column("text", "warning, or note from half of what makes a warning")
+    rank: int | None = column("id", "rank that it costs most; missing when its rank could not be told", default=None)
+    message: str = column("text", "what was seen")
+    evidence: dict[str, Any] = column("text", "metric name to value", default_factory=dict)
+    cost_ns: int | None = column("ns", "how much shorter a step would be, at most, without it", default=None)
+    step_ns: int | None = column("ns", "the step that the cost is part of", default=None)
+    ranks: tuple[int, ...] = column("id", "all ranks on which it was seen", default=())
+    sure: Literal["high", "medium", "low"] = column("text", "how far the evidence goes: high, medium or low", default="medium")
+    advice: str = column("text", "what to try", default="")
+    spans: tuple[Span, ...] = column("text", "stretches of the timeline to look at, the longest first", default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotJudged:
-    """A cause that the input does not let be judged, and why."""
+    """A cause that the input does not let be judged."""
 
-    code: str
-    reason: str
+    code: str = column("text", "the cause")
+    reason: str = column("text", "what is missing, or in the way")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -780,6 +826,84 @@ class KeptRun:
     bucket_cap_mb: float | None = column("MiB", "cap given to DDP")
     timing: Timing | None = column("text", "step of the slowest rank; missing when none was timed")
     ranks: tuple[KeptRank, ...] = column("text", "the metrics of each rank")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Prediction: other caps, from one capture
+
+
+Bound = Literal["compute", "last bucket", "held bucket", "latency", "bandwidth"]
+"""What ends a step: compute, with next to nothing after it; the last bucket, which nothing can hide; or transfers that have
+queued up until then, because they were held by a bucket before them, by their number (latency) or by their bytes (bandwidth)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferCost:
+    """What a collective takes from when the last rank has sent it: fixed_ns + ns_per_byte · bytes, × slowdown beside compute."""
+
+    fixed_ns: float = column("ns", "α: cost of a collective without its bytes", better="lower")
+    ns_per_byte: float = column("ns/byte", "β: cost of a byte", better="lower")
+    slowdown: float | None = column("ratio", "cost beside compute / cost alone; missing when the capture does not show both")
+    low_ratio: float = column("ratio", "lower quartile of measured / fitted cost")
+    high_ratio: float = column("ratio", "upper quartile of measured / fitted cost")
+    n: int = column("count", "transfers that it is fitted to")
+    sizes: int = column("count", "different sizes among them; other sizes were timed alone, before the first step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPrediction:
+    """One rank at one cap; medians over the captured steps. Missing where the capture shows no compute."""
+
+    rank: int = column("id", "rank of the job")
+    overlap_ns: int | None = column("ns", "overlap", better="higher")
+    overlap_ratio: float | None = column("ratio", "overlap / comm", better="higher")
+    exposed_comm_ns: int | None = column("ns", "exposed communication", better="lower")
+    tail_ns: int | None = column("ns", "tail", better="lower")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapPrediction:
+    """One cap. ``buckets`` are the parameter indices of each bucket, in the order in which they are sent."""
+
+    cap_mb: float = column("MiB", "bucket_cap_mb given to DDP")
+    is_captured: bool = column("text", "whether its buckets are those of the capture")
+    bucket_bytes: tuple[int, ...] = column("bytes", "each bucket in order of launch")
+    buckets: tuple[tuple[int, ...], ...] = column("text", "parameter indices of each bucket")
+    step_ns: int = column("ns", "step of the slowest rank", better="lower")
+    low_ns: int = column("ns", "lower end of the interval of uncertainty")
+    high_ns: int = column("ns", "upper end of the interval of uncertainty")
+    worst_rank: int | None = column("id", "rank with the most exposed communication, which overlap to tail are of")
+    overlap_ns: int | None = column("ns", "overlap on the worst rank", better="higher")
+    overlap_ratio: float | None = column("ratio", "overlap / comm on the worst rank", better="higher")
+    exposed_comm_ns: int | None = column("ns", "exposed communication on the worst rank", better="lower")
+    tail_ns: int | None = column("ns", "tail on the worst rank", better="lower")
+    bound: Bound = column("text", "what ends the step")
+    held_ns: int = column("ns", "the longest that a complete bucket waits for one before it", better="lower")
+    holder: str | None = column("text", "the parameter that it waits for; missing when none waits")
+    ranks: tuple[RankPrediction, ...] = column("text", "every rank")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The same step at other caps. ``measured`` are the steps at the cap of the capture, ``model_ns`` the step that the model
+    gives for it; ``best_mb`` are the caps whose interval overlaps that of the fastest.
+    """
+
+    ddpprof_version: str
+    case: str | None
+    world_size: int
+    device: str
+    evidence: Evidence
+    is_profiled: bool
+    captured_cap_mb: float | None
+    mode: str
+    measured: Timing
+    model_ns: int
+    moments: int
+    lanes: int
+    cost: TransferCost
+    rows: tuple[CapPrediction, ...]
+    best_mb: tuple[float, ...]
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddpprof import machine, nsys_fetch
-from ddpprof.errors import InputError, ToolError, UsageError
+from ddpprof.errors import InputError, ToolError, UsageError, nearest_path
 from ddpprof.nsys_fetch import OTHER_WAYS
 from ddpprof.rundir import whole_file
 
@@ -164,7 +164,7 @@ def check_is_report(report: Path) -> None:
         with report.open("rb") as file:
             head = file.read(64)
     except FileNotFoundError:
-        raise InputError(f"{report}: no such report") from None
+        raise InputError(f"{report}: no such report", nearest_path(report) or None) from None
     except OSError as error:
         raise InputError(f"{report}: cannot be read: {error.strerror or error}") from None
     if report.suffix == STREAM_SUFFIX or b"Nsight Systems Stream" in head:

@@ -18,7 +18,7 @@ from ddpprof import BUCKET_CAP, __version__, inputs, launch, machine, results
 from ddpprof import nsys as nsight
 from ddpprof.errors import InputError, ToolError, UsageError
 from ddpprof.model import Analysis, Records
-from ddpprof.rundir import STEPS_FOLDER, RunDir, read_records, whole_folder
+from ddpprof.rundir import STEPS_FOLDER, RunDir, holds, read_records, whole_folder
 
 if TYPE_CHECKING:
     from ddpprof.analysis.check import Result
@@ -85,7 +85,9 @@ def profile_case(
     case = _case(name, settings)
     plan = _plan(case, settings, say)
     folder = settings.folder or Path("runs") / case.name
-    with whole_folder(folder) as work:
+    if settings.ranks == 1:
+        say("one rank has nobody to communicate with: what it overlaps says nothing about a job of several")
+    with whole_folder(folder, holds({"case": case.name})) as work:
         run = RunDir(work)
         for attempt in range(1, ATTEMPTS + 1):
             with working(f"{case.name}: {settings.ranks} ranks on {plan.job.device}, {_captured_by(plan)}"):
@@ -145,15 +147,15 @@ def profile_job(
     working: Working = lambda title: nullcontext(),
     say: Say = lambda line: None,
 ) -> Outcome:
-    """Runs the user's own job under nsys and leaves a run folder (``runs/job`` unless told otherwise).
+    """Runs the user's own job under nsys and leaves a run folder (``runs/train`` for ``train.py``, unless told otherwise).
 
     With ``uses_range`` only what lies between the job's own cudaProfilerStart and Stop is recorded. The cap of ``settings``
     reaches the job as ``ddpprof.ddp_kwargs()``.
     """
     tool = nsight.find(settings.nsys, say=say)
     has_cuda = settings.device == "cuda" or (settings.device == "auto" and bool(machine.gpu_names()))
-    folder = settings.folder or Path("runs") / "job"
-    with whole_folder(folder) as work:
+    folder = settings.folder or Path("runs") / launch.name_of(command)
+    with whole_folder(folder, holds({"case": None})) as work:
         run = RunDir(work)
         line = nsight.profile_command(tool, run.nsys_report(), command, has_cuda=has_cuda, uses_range=uses_range)
         with working(f"{Path(command[0]).name} under nsys {tool.version}"):
@@ -209,6 +211,8 @@ def _case(name: str, settings: Settings) -> Case:
 
 def _plan(case: Case, settings: Settings, say: Say) -> _Plan:
     device = device_of(settings)
+    if case.needs_gpu and device == "cpu":
+        raise UsageError(f"{case.name}: needs a GPU: {case.shows}", "See what this machine has with: ddpprof doctor")
     launch.check_capacity(settings.ranks, device, settings.share_gpu, len(machine.gpu_names()))
     if settings.iterations < 1:
         raise UsageError(
@@ -335,9 +339,9 @@ def _verify(analysis: Analysis, records: Records, plan: _Plan) -> None:
             f"the capture lacks rank {names} of {plan.job.ranks}: it stopped early or lost its marks.{told}",
             "Try --report-per-rank, which gives each rank a profiler of its own.",
         )
-    captured = {item.rank: item.step for item in records.iterations if item.is_captured}
+    captured = {(item.rank, item.step) for item in records.iterations if item.is_captured}
     for rank in range(plan.job.ranks):
-        launched = [item.bucket for item in records.buckets if item.rank == rank and item.step == captured.get(rank)]
+        launched = [item.bucket for item in records.buckets if item.rank == rank and (rank, item.step) in captured]
         seen = [row.bucket for row in analysis.buckets if row.rank == rank and row.bucket is not None]
         if launched != seen:
             raise CaptureLost(
@@ -362,10 +366,13 @@ def expectations_of(case: Case) -> list[str]:
     """What ``check`` asserts of a case on every rank, the structural statements first; none where nothing is known."""
     if case.rebuilt_bytes is None:
         return []
-    n = len(case.rebuilt_bytes)
+    n = len(case.rebuilt_bytes) * case.passes
     found = [f"buckets=={n}"]
     if case.overlap is not None:
-        found += [f"n_compute=={case.used}", f"n_comm=={n}", f"launched_early=={n - 1}"]
+        found += [f"n_compute=={case.used}", f"n_comm=={n}"]
+    if case.launched_early is not None:
+        found.append(f"launched_early=={case.launched_early}")
+    if case.overlap is not None:
         found.append("overlap>0" if case.overlap == "positive" else "overlap==0")
     return found
 

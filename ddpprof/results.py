@@ -64,9 +64,7 @@ def history(url: str, case_name: str) -> tuple[KeptRun, ...]:
     """The runs of a case, newest last. Raises InputError when there is no such database, or none of the case in it."""
     import sqlalchemy as sa
 
-    place = check_url(url)
-    if place.get_backend_name() == "sqlite" and not Path(place.database or "").is_file():
-        raise InputError(f"{_name(place)}: no results kept yet", "Each `ddpprof profile` and `ddpprof sweep` keeps its own.")
+    place = _existing(url)
     with _connected(url, writes=False) as connection:
         tables = _metadata().tables
         runs, ranks = tables["ddpprof_runs"], tables["ddpprof_ranks"]
@@ -80,6 +78,25 @@ def history(url: str, case_name: str) -> tuple[KeptRun, ...]:
     if not found:
         raise InputError(f"{_name(place)}: no run of {case_name!r}", f"There are runs of: {', '.join(known) or 'nothing yet'}.")
     return tuple(_run(dict(run), by_run[run["id"]]) for run in found)
+
+
+def cases(url: str) -> list[tuple[str, int, str]]:
+    """Each case that has runs, by name: how many, and when the newest ended. Raises InputError without such a database."""
+    import sqlalchemy as sa
+
+    _existing(url)
+    with _connected(url, writes=False) as connection:
+        runs = _metadata().tables["ddpprof_runs"].c
+        asked = sa.select(runs.case_name, sa.func.count(), sa.func.max(runs.finished_utc))
+        return [tuple(row) for row in connection.execute(asked.group_by(runs.case_name).order_by(runs.case_name))]
+
+
+def _existing(url: str) -> sa.URL:
+    """``url`` taken apart. Raises InputError when it names a file that is not there."""
+    place = check_url(url)
+    if place.get_backend_name() == "sqlite" and not Path(place.database or "").is_file():
+        raise InputError(f"{_name(place)}: no results kept yet", "Each `ddpprof profile` and `ddpprof sweep` keeps its own.")
+    return place
 
 
 def describe(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,17 @@ MANIFEST = "manifest.json"
 
 STEPS_FOLDER = "DDPPROF_STEPS_FOLDER"
 """Environment variable that names the folder in which somebody's own job is to leave its step times."""
+
+_EXPORTS, _TRACES = r"report(\.rank\d+)?\.sqlite", r"trace\.rank\d+\.json\.gz"
+_RECORDS, _STEPS = r"records\.rank\d+\.jsonl", r"steps\.rank\d+\.txt"
+_OURS = re.compile(
+    rf"{_EXPORTS}|{_TRACES}|{_RECORDS}|{_STEPS}|report(\.rank\d+)?\.(nsys-rep|qdstrm)|{re.escape(MANIFEST)}"
+    r"|summary\.(md|json|html)|rank(\d+|-unknown-\d+-\d+)(-device\w+)?\.(md|json)|(timeline|sweep)\.png|\.partial\..+"
+)
+"""What a run or a sweep leaves in its folder; all else there is somebody's own."""
+
+_PARTS = re.compile(r"cap[\d.e+-]+|round\d+")
+"""Folders of a sweep, of which the same is true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ class RunDir:
 
     def reports(self) -> list[Path]:
         """The capture files to analyse: SQLite exports, else torch traces; sorted by name."""
-        return sorted(self.path.glob("report*.sqlite")) or sorted(self.path.glob("trace.rank*.json.gz"))
+        return _named(self.path, _EXPORTS) or _named(self.path, _TRACES)
 
     def is_run(self) -> bool:
         return self.manifest.is_file()
@@ -85,6 +97,15 @@ class RunDir:
         return data
 
 
+def holds(manifest: Mapping[str, Any]) -> str:
+    """What the folder of this manifest is: ``a run of delay_cap4``, ``a sweep of your own job``."""
+    return f"a {'sweep' if 'caps_mb' in manifest else 'run'} of {manifest['case'] or 'your own job'}"
+
+
+def _named(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if re.fullmatch(pattern, path.name))
+
+
 def read_records(run: RunDir) -> Records:
     """All record rows of all ranks; an empty Records when the folder has none. Unknown keys and tables are passed over.
 
@@ -93,7 +114,7 @@ def read_records(run: RunDir) -> Records:
     import msgspec
 
     rows: dict[str, list[Any]] = {name: [] for name in RECORD_TABLES}
-    for path in sorted(run.path.glob("records.rank*.jsonl")):
+    for path in _named(run.path, _RECORDS):
         try:
             lines = path.read_bytes().splitlines()
         except OSError as error:
@@ -112,6 +133,8 @@ def read_records(run: RunDir) -> Records:
         buckets=tuple(rows["bucket"]),
         loggers=tuple(rows["logger"]),
         layouts=tuple(rows["layout"]),
+        parameters=tuple(rows["parameters"]),
+        gradients=tuple(rows["gradient"]),
         failures=tuple(rows["failure"]),
     )
 
@@ -119,7 +142,7 @@ def read_records(run: RunDir) -> Records:
 def read_steps(run: RunDir) -> list[tuple[int, int]]:
     """Number and length (ns) of every step that ``ddpprof.timed_step`` timed, all ranks. Raises InputError for other lines."""
     rows = []
-    for path in sorted(run.path.glob("steps.rank*.txt")):
+    for path in _named(run.path, _STEPS):
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 number, took_ns = map(int, line.split())
@@ -174,20 +197,24 @@ def whole_files(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path, what: str) -> Iterator[Path]:
     """A temporary folder beside ``path`` that takes its place when the block ends well; the old one stays till then.
 
-    Only a run folder or an empty one is ever replaced: anything else there is somebody's work, and DdpprofError.
-    An error of the block that names the temporary folder names ``path`` instead.
+    Replaced is only an empty folder or one that ``holds`` the same as the new one, ``what``; else DdpprofError. What is in it
+    and not a run's own goes over into the new one. Files have the permissions that any file gets, whoever made them (below
+    nsys there is no umask). An error of the block that names the temporary folder names ``path`` instead.
     """
     with _disk_errors(path):
-        if path.exists() and not _is_replaceable(path):
-            raise DdpprofError(f"{path}: exists and is not a run folder", "Choose another place with -o; nothing was changed.")
+        _check_replaceable(path, what)
         _make_parent(path)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
             yield partial
-            partial.chmod(0o777 & ~_umask())
+            allowed = 0o777 & ~_umask()
+            partial.chmod(allowed)
+            for item in partial.rglob("*"):
+                if not item.is_symlink():
+                    item.chmod(item.stat().st_mode & allowed)
             _take_place(partial, path)
         except DdpprofError as error:
             message, hint = (text and text.replace(str(partial), str(path)) for text in (error.message, error.hint))
@@ -196,33 +223,63 @@ def whole_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _is_replaceable(path: Path) -> bool:
-    """Whether ``path`` is an empty folder, or a run folder by its manifest (other programs have files of that name)."""
-    if not path.is_dir():
-        return False
-    return not any(path.iterdir()) or (RunDir(path).is_run() and "case" in RunDir(path).read_manifest())
+def _check_replaceable(path: Path, what: str) -> None:
+    """Returns when ``path`` is free, an empty folder, or one that holds ``what`` by a manifest of ours."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    manifest = RunDir(path).read_manifest() if RunDir(path).is_run() else {}
+    if "case" not in manifest:
+        raise DdpprofError(f"{path}: exists and is not a run folder", "Choose another place with -o; nothing was changed.")
+    if holds(manifest) != what:
+        raise DdpprofError(
+            f"{path}: holds {holds(manifest)}, not {what}", "Choose another place with -o, or remove it; nothing was changed."
+        )
 
 
 def _take_place(partial: Path, path: Path) -> None:
-    """Moves ``partial`` to ``path``; what was there is gone afterwards, or back where it was when that fails."""
+    """Moves ``partial`` to ``path``, taking over what was there and is not a run's own; the rest of that is gone afterwards.
+
+    When it fails, all is back where it was; when even that fails, it is left in a folder ``.NAME.old.*`` beside it.
+    """
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-    old = aside / path.name
+    old = aside / "old"
+    moved: list[Path] = []
     try:
         if path.exists():
             path.rename(old)
+            for name in _foreign(old):
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                moved.append(name)
+                (old / name).rename(partial / name)
         partial.rename(path)
     except BaseException:
+        for name in moved:
+            if os.path.lexists(partial / name):
+                (partial / name).rename(old / name)
         if old.exists():
             old.rename(path)
+        aside.rmdir()
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _foreign(folder: Path) -> list[Path]:
+    """What lies in a run folder and is not a run's own, relative to it; nothing when the folder is a link to one."""
+    if folder.is_symlink():
+        return []
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and _PARTS.fullmatch(path.name):
+            found += [Path(path.name, inner) for inner in _foreign(path)]
+        elif not _OURS.fullmatch(path.name):
+            found.append(Path(path.name))
+    return found
 
 
 def _make_parent(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
-        raise DdpprofError(f"{path.parent}: no permission to write there", "Choose another place with -o.")
+        raise DdpprofError(f"{path.parent}: no permission to write there", "Choose another place.")
 
 
 @contextmanager
@@ -231,7 +288,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DdpprofError(
-            f"{path}: cannot be written: {error.strerror or error}", "Free some space or choose another place with -o."
+            f"{path}: cannot be written: {error.strerror or error}", "Free some space or choose another place."
         ) from error
 
 

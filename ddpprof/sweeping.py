@@ -15,7 +15,7 @@ from ddpprof import nsys as nsight
 from ddpprof.errors import DdpprofError, InputError, UsageError
 from ddpprof.model import Analysis, CapRow, Records, Sameness, Sweep, TimedBy
 from ddpprof.profiling import Outcome, Say, Settings, Working
-from ddpprof.rundir import RunDir, read_records, read_steps, whole_folder
+from ddpprof.rundir import RunDir, holds, read_records, read_steps, whole_folder
 
 if TYPE_CHECKING:
     from ddpprof.analysis.sweep import Trajectory
@@ -46,8 +46,8 @@ Measure = Callable[[_Cap, RunDir], list[int]]
 """Runs the job at a cap, its files in a folder of their own, and gives its steps (ns)."""
 
 
-def parse_caps(text: str) -> tuple[float, ...]:
-    """The caps (MiB) of ``1,2,4``, in rising order. Raises UsageError for what is no cap, or fewer than two."""
+def parse_caps(text: str, fewest: int = 2) -> tuple[float, ...]:
+    """The caps (MiB) of ``1,2,4``, in rising order. Raises UsageError for what is no cap, or too few."""
     caps = set()
     for item in text.split(","):
         try:
@@ -57,7 +57,7 @@ def parse_caps(text: str) -> tuple[float, ...]:
         if not 0 < cap <= LARGEST_CAP:
             raise UsageError(f"--caps {text}: {item.strip()!r} is not a number of MiB above 0", "Example: --caps 1,4,16,64")
         caps.add(cap)
-    if len(caps) < 2:
+    if len(caps) < fewest:
         raise UsageError(f"--caps {text}: a sweep compares two caps or more", "Example: --caps 1,4,16,64")
     return tuple(sorted(caps))
 
@@ -102,7 +102,7 @@ def sweep_case(
         return job_steps(records)
 
     folder = settings.folder or Path("runs") / "sweep" / name
-    with whole_folder(folder) as work:
+    with whole_folder(folder, holds({"case": name, "caps_mb": caps})) as work:
         found = [_Cap(cap, work / f"cap{cap:g}") for cap in caps]
         _each(found, folder, capture)
         if _sameness(found) is None:
@@ -148,8 +148,8 @@ def sweep_job(
         analysis = profile(cap, run.path, lambda title: nullcontext()).analysis
         return captured_steps(analysis) if analysis else []
 
-    folder = settings.folder or Path("runs") / "sweep" / "job"
-    with whole_folder(folder) as work:
+    folder = settings.folder or Path("runs") / "sweep" / launch.name_of(command)
+    with whole_folder(folder, holds({"case": None, "caps_mb": caps})) as work:
         found = [_Cap(cap, work / f"cap{cap:g}") for cap in caps]
         _each(found, folder, capture)
         times_itself = any(read_steps(RunDir(cap.folder)) for cap in found)

@@ -19,7 +19,7 @@ from ddpprof.model import Acceptance, AcceptanceRow
 from ddpprof.profiling import Say, Settings, Working
 from ddpprof.rundir import RunDir
 from ddpprof.workloads import require_torch
-from ddpprof.workloads.cases import CASES, Case, find
+from ddpprof.workloads.cases import STUDY, Case, find
 
 FOLDER = Path("runs") / "verify"
 
@@ -42,7 +42,7 @@ def verify(
     A case that fails is counted as failed, and the next one runs. Raises UsageError for what cannot be asked.
     """
     require_torch()
-    cases = [find(name) for name in dict.fromkeys(names or CASES)]
+    cases = [_of_study(name) for name in dict.fromkeys(names or STUDY)]
     folder = settings.folder or FOLDER
     if folder.is_file() or RunDir(folder).is_run():
         raise DdpprofError(f"{folder}: not a folder for several runs", "Choose another place with -o; nothing was changed.")
@@ -56,6 +56,14 @@ def verify(
             facts, notes = _facts()
         found = replace(found, rows=(*found.rows, facts), notes=(*found.notes, *notes))
     return found
+
+
+def _of_study(name: str) -> Case:
+    """The case of the study that is called ``name``. Raises UsageError."""
+    case = find(name)
+    if case.group != "study":
+        raise UsageError(f"{name}: not a case of the study", f"Its cases are {', '.join(STUDY)}.")
+    return case
 
 
 def _run(case: Case, settings: Settings, title: str, is_fresh: bool, say: Say, working: Working) -> Ran | Lost:
@@ -96,7 +104,7 @@ def _with_references(runs: Sequence[Ran | Lost], settings: Settings, working: Wo
 
 def _model(case: Case) -> tuple[object, ...]:
     """What decides the parameters, data and gradients of a case, whatever DDP is told."""
-    return case.parameters, case.parameter_mb, case.unused
+    return case.parameter_bytes, case.used
 
 
 def reference(case: Case, ranks: int, seed: int, steps: int) -> list[str]:

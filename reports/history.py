@@ -11,6 +11,7 @@ from ddpprof.reports import quantities, text
 from ddpprof.reports.views import Table, Values, table
 
 NOTE = (
+    "step: without a profiler, of the slowest rank of each step (of a sweep of a job that does not time itself: under nsys). "
     "change: against the median of the runs before of the same kind, ranks, device and cap (10 at most), "
     "where the spread of both sets it apart. Overlap and exposed: the rank with the most exposed communication."
 )
@@ -20,6 +21,20 @@ def render(runs: Sequence[KeptRun], changes: Sequence[int | None], *, width: int
     """The table, newest last; ``changes`` (ns) has an entry for each run."""
     title = f"{runs[0].case_name}: {len(runs)} run{'' if len(runs) == 1 else 's'}, newest last"
     return "\n".join([*text.layout(rows(runs, changes, title), width), "", text.wrapped(NOTE, width)]) + "\n"
+
+
+def render_cases(cases: Sequence[tuple[str, int, str]], form: str) -> str:
+    """Which cases have runs: name, how many, when the newest ended."""
+    if form == "json":
+        listed = [{"case": name, "runs": count, "newest_utc": newest} for name, count, newest in cases]
+        return json.dumps({"format_version": FORMAT_VERSION, "cases": listed}, indent=2) + "\n"
+    names, counts, newest = zip(*cases, strict=True) if cases else ((), (), ())
+    columns = (
+        Values("case", "text", names),
+        Values("runs", "count", counts),
+        Values("newest (UTC)", "text", list(map(_time, newest))),
+    )
+    return "\n".join(text.layout(table("Runs kept", *columns), 120)) + "\n"
 
 
 def to_json(runs: Sequence[KeptRun], changes: Sequence[int | None]) -> str:
@@ -44,7 +59,7 @@ def rows(runs: Sequence[KeptRun], changes: Sequence[int | None], title: str) -> 
     ]
     return table(
         title,
-        Values("finished (UTC)", "text", [run.finished_utc[:19].replace("T", " ") for run in runs], is_key=True),
+        Values("finished (UTC)", "text", [_time(run.finished_utc) for run in runs], is_key=True),
         Values("step median", "ns", [run.timing and run.timing.median_ns for run in runs]),
         Values("MAD", "ns", [run.timing and run.timing.mad_ns for run in runs]),
         Values("change", "text", [_change(run, change) for run, change in zip(runs, changes, strict=True)]),
@@ -52,6 +67,10 @@ def rows(runs: Sequence[KeptRun], changes: Sequence[int | None], title: str) -> 
         Values("exposed", "ns", [row and row.exposed_comm_ns for row in worst]),
         *(column for column in described if column.is_known),
     )
+
+
+def _time(finished_utc: str) -> str:
+    return finished_utc[:19].replace("T", " ")
 
 
 def _change(run: KeptRun, change_ns: int | None) -> str:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Protocol
 from xml.etree import ElementTree
 
+from ddpprof.model import WARNING_CODES
 from ddpprof.reports.quantities import clean
 from ddpprof.rundir import whole_file
 
 
 class Result(Protocol):
-    """What a check found on one rank: ``verdict`` is pass, fail or unknown."""
+    """What a check found on one rank: ``verdict`` is pass, fail or unknown, ``unreliable`` the codes of what limits it."""
 
     @property
     def expectation(self) -> str: ...
@@ -22,12 +23,14 @@ class Result(Protocol):
     def verdict(self) -> str: ...
     @property
     def seen(self) -> str: ...
+    @property
+    def unreliable(self) -> tuple[str, ...]: ...
 
 
 def render(results: Iterable[Result]) -> str:
     """The XML document; an expectation that cannot be told is an error, one that does not hold a failure.
 
-    Control characters, which no XML may hold, are spelt out.
+    What makes the numbers unreliable is the test's output. Control characters, which no XML may hold, are spelt out.
     """
     results = list(results)
     counts = {verdict: str(sum(result.verdict == verdict for result in results)) for verdict in ("fail", "unknown")}
@@ -37,8 +40,15 @@ def render(results: Iterable[Result]) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname=clean(result.rank), name=clean(result.expectation))
         if result.verdict != "pass":
             ElementTree.SubElement(case, "failure" if result.verdict == "fail" else "error", message=clean(result.seen))
+        if result.unreliable:
+            ElementTree.SubElement(case, "system-out").text = "\n".join(map(unreliable_line, result.unreliable))
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def unreliable_line(code: str) -> str:
+    """What a warning code says of the numbers that it makes unreliable."""
+    return clean(f"numbers unreliable: {code}: {WARNING_CODES.get(code, code)}")
 
 
 def write(path: Path, results: Iterable[Result]) -> None:

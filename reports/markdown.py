@@ -72,12 +72,20 @@ def _head(title: str, scope: str, analysis: Analysis) -> list[str]:
         escape(scope),
         f"**{verdict.QUESTION}** {escape(verdict.answer(analysis))}",
         bullets(escape(line) for line in verdict.cautions(analysis)),
+        _cause(analysis),
     ]
 
 
+def _cause(analysis: Analysis) -> str:
+    line = verdict.cause_line(analysis)
+    return f"**{verdict.CAUSE_QUESTION}** {escape(verdict.cause(analysis))}" if line else ""
+
+
 def section(shown: views.Table) -> str:
-    """A table under its title."""
-    return f"## {escape(shown.title)}\n\n{table(shown)}"
+    """A table under its title, over its note."""
+    return "\n\n".join(
+        [f"## {escape(shown.title)}", *([table(shown)] if shown.rows or not shown.note else []), escape(shown.note)]
+    ).strip()
 
 
 def bullets(items: Iterable[str]) -> str:

@@ -50,6 +50,9 @@ def render(analysis: Analysis, timeline: Timeline | None = None) -> str:
         f'<p class="scope">{_text(verdict.scope(analysis))}</p>',
         f'<p class="answer"><b>{_text(verdict.QUESTION)}</b> {_text(verdict.answer(analysis))}</p>',
         _list(_text(line) for line in verdict.cautions(analysis)),
+        f'<p class="answer"><b>{_text(verdict.CAUSE_QUESTION)}</b> {_text(verdict.cause(analysis))}</p>'
+        if verdict.cause_line(analysis)
+        else "",
         *(f"<section><h2>{_text(shown.title)}</h2>{_table(shown)}</section>" for shown in first),
         "" if timeline is None else _figure(timeline),
         _notices("Findings", (_text(verdict.finding_line(finding)) for finding in analysis.findings)),
@@ -74,7 +77,7 @@ def _text(text: str) -> str:
 
 def _table(shown: views.Table) -> str:
     if not shown.rows:
-        return "<p>(none)</p>"
+        return f"<p>{_text(shown.note or '(none)')}</p>"
     looks = [' class="text"' if column.is_text else "" for column in shown.columns]
     head = "".join(
         f'<th{look} title="{_text(column.meaning)}">{_text(column.heading)}<br><small>{_text(column.unit)}</small></th>'
@@ -84,7 +87,8 @@ def _table(shown: views.Table) -> str:
         "<tr>" + "".join(f"<td{look}>{_text(cell)}</td>" for look, cell in zip(looks, row, strict=True)) + "</tr>"
         for row in shown.rows
     )
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+    note = f'<p class="scope">{_text(shown.note)}</p>' if shown.note else ""
+    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>{note}'
 
 
 def _figure(timeline: Timeline) -> str:

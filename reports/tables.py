@@ -17,16 +17,21 @@ from ddpprof.model import (
     FORMAT_VERSION,
     Acceptance,
     AcceptanceRow,
+    Across,
+    AcrossRank,
     Analysis,
     BucketRow,
     ClockRow,
+    CollectiveRow,
     Comparison,
     Finding,
     FocusRow,
     KindRow,
     Metrics,
+    NotJudged,
     RankRow,
     ReportInfo,
+    Span,
     StepRow,
     TimingRow,
     Warning,
@@ -57,8 +62,8 @@ def _keys(table: type) -> tuple[str, ...]:
 
 KEYS: dict[type, tuple[str, ...]] = {
     **{table: _keys(table) for table in (ReportInfo, RankRow, StepRow, BucketRow, FocusRow, KindRow, TimingRow)},
-    **{table: _keys(table) for table in (AcceptanceRow, ClockRow, Comparison)},
-    Finding: ("code", "severity", "rank", "message", "evidence"),
+    **{table: _keys(table) for table in (AcrossRank, CollectiveRow, AcceptanceRow, ClockRow, Comparison)},
+    **{table: _keys(table) for table in (Finding, NotJudged, Span)},
     Warning: ("code", "message", "report"),
 }
 """Row class to the keys of its JSON objects, in order."""
@@ -85,8 +90,37 @@ def to_json(analysis: Analysis) -> str:
         "world_size": analysis.world_size,
         "kinds": _rows(analysis.kinds),
         "timings": _rows(analysis.timings),
+        "across": None if analysis.across is None else _across(analysis.across),
+        "not_judged": _rows(analysis.not_judged),
     }
     return _document(document)
+
+
+def diagnosis_json(analysis: Analysis) -> str:
+    """The JSON document of ``diagnose``: what ``analyze`` has of it."""
+    document = {
+        "format_version": FORMAT_VERSION,
+        "ddpprof_version": analysis.ddpprof_version,
+        "case": analysis.case,
+        "evidence": analysis.evidence,
+        "reports": _rows(analysis.reports),
+        "window": analysis.window,
+        "world_size": analysis.world_size,
+        "findings": _rows(analysis.findings),
+        "not_judged": _rows(analysis.not_judged),
+    }
+    return _document(document)
+
+
+def _across(found: Across) -> dict[str, Any]:
+    return {
+        "clock": found.clock,
+        "uncertainty_ns": found.uncertainty_ns,
+        "refused": found.refused,
+        "transfer_ns": found.transfer_ns,
+        "ranks": _rows(found.ranks),
+        "collectives": _rows(found.collectives),
+    }
 
 
 def acceptance_json(found: Acceptance) -> str:
@@ -118,19 +152,23 @@ def rank_json(analysis: Analysis, row: RankRow) -> str:
 
 
 def one_rank(analysis: Analysis, row: RankRow) -> Analysis:
-    """The Analysis with only what concerns ``row``, and what concerns no rank in particular; report indices still hold."""
+    """The Analysis with only what concerns ``row``, and what concerns no rank in particular; report indices still hold.
 
-    def mine(other: StepRow | BucketRow | FocusRow) -> bool:
+    Collectives concern all ranks: they are left to the job's own document.
+    """
+
+    def mine(other: StepRow | BucketRow | FocusRow | AcrossRank) -> bool:
         return (other.report, other.pid, other.device_id) == (row.report, row.pid, row.device_id)
 
-    focus = analysis.focus
+    focus, across = analysis.focus, analysis.across
     return replace(
         analysis,
         ranks=(row,),
+        across=across and replace(across, ranks=tuple(filter(mine, across.ranks)), collectives=()),
         breakdown=tuple(filter(mine, analysis.breakdown)),
         buckets=tuple(filter(mine, analysis.buckets)),
         focus=focus and replace(focus, ranks=tuple(filter(mine, focus.ranks))),
-        findings=tuple(finding for finding in analysis.findings if finding.rank in (None, row.rank)),
+        findings=tuple(finding for finding in analysis.findings if not finding.ranks or row.rank in finding.ranks),
         warnings=tuple(warning for warning in analysis.warnings if warning.report in (None, row.report)),
         timings=tuple(timing for timing in analysis.timings if timing.rank == row.rank),
     )
@@ -153,7 +191,9 @@ def _rows(rows: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """``value`` with every NaN and infinity in it as None, tuples as lists."""
+    """``value`` with every NaN and infinity in it as None, tuples as lists, rows as objects."""
+    if type(value) in KEYS:
+        return _rows((value,))[0]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -27,7 +27,7 @@ def render(
     width: int = 120,
 ) -> str:
     """Evidence, scope, answer, the table of ranks, the tables asked for, findings, warnings: in that order."""
-    blocks = [_head(analysis, width), _answer(analysis, width)]
+    blocks = [_head(analysis, width), _answer(analysis, width), wrapped(verdict.cause_line(analysis), width)]
     tables = views.chosen(analysis, per_step=per_step, buckets=buckets, kinds=kinds)
     if analysis.timings:
         tables.append(clocks.iterations(analysis.timings))
@@ -41,10 +41,10 @@ def render(
 
 
 def layout(table: views.Table, width: int) -> Iterator[str]:
-    """The lines of one table: title, headings, units, rows; in parts, keys repeated, where ``width`` asks for it."""
+    """The lines of one table: title, headings, units, rows, note; in parts, keys repeated, where ``width`` asks for it."""
     yield from textwrap.wrap(quantities.plain(table.title), width)
     if not table.rows:
-        yield f"{GAP}(none)"
+        yield from _below(table.note or "(none)", width)
         return
     keys = [column for column in table.columns if column.is_key]
     rest = [column for column in table.columns if not column.is_key]
@@ -59,6 +59,11 @@ def layout(table: views.Table, width: int) -> Iterator[str]:
             part = []
         part.append(lines)
     yield from _joined(fixed + part)
+    yield from _below(table.note, width)
+
+
+def _below(note: str, width: int) -> Iterator[str]:
+    return (GAP + line for line in wrapped(note, width - len(GAP)).splitlines())
 
 
 def _heading(column: views.Column) -> list[str]:
@@ -108,7 +113,6 @@ def bullets(title: str, items: list[str], width: int) -> str:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:
-    """``text`` in ASCII, folded at ``width``; a number is not parted from its unit."""
     """``text`` in ASCII, no line wider than ``width``, no number parted from its unit."""
     text = _UNIT.sub("\N{NO-BREAK SPACE}", quantities.plain(text))
     return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")

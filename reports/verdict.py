@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ddpprof.model import WARNING_CODES, Analysis, FailureRecord, Finding, RankRow, Warning
+from ddpprof.model import CAUSES, WARNING_CODES, Analysis, FailureRecord, Finding, NotJudged, RankRow, Warning
 from ddpprof.reports import quantities
 
 OPAQUE = "graph-trace-opaque"
@@ -13,7 +13,10 @@ EVIDENCE = {
     "host-ranges": "host-ranges: a CPU/gloo run, the host ranges are the execution; says nothing about a GPU",
 }
 QUESTION = "Is my communication hidden?"
+CAUSE_QUESTION = "What holds the step back?"
 FEW_STEPS = 5
+HARDLY = 0.05
+"""A share below this is hardly any."""
 
 
 def scope(analysis: Analysis) -> str:
@@ -47,7 +50,8 @@ def answer(analysis: Analysis) -> str:
         text += names([row for _, row in hidden], analysis)
     else:
         text += f"{row_name(worst, analysis)} (worst), {quantities.share(best_ratio)} on {row_name(best, analysis)} (best)"
-    word = "Mostly" if ratio >= 0.5 else "Partly" if ratio > 0 else "Not on every rank"
+    some = "Hardly" if best_ratio < HARDLY else "Not on every rank"
+    word = "Mostly" if ratio >= 0.5 else "Partly" if ratio >= HARDLY else some
     text = f"{word}{place}: {text}; {_exposed(worst, analysis)}"
     return f"{text}." if most.exposed_comm_ns == worst.exposed_comm_ns else f"{text}; {_exposed(most, analysis)} (most)."
 
@@ -83,11 +87,74 @@ def cautions(analysis: Analysis) -> list[str]:
     return found
 
 
+def cause(analysis: Analysis) -> str:
+    """The answer to CAUSE_QUESTION in one line: the finding to act on."""
+    warnings = [finding for finding in analysis.findings if finding.severity != "note"]
+    if warnings:
+        first = warnings[0]
+        return f"{first.code}{_worst(first)}{_costs(first, ', up to ')}: {first.message}."
+    if {item.code for item in analysis.not_judged} >= set(CAUSES):
+        return f"Cannot be told: {analysis.not_judged[0].reason}."
+    if analysis.findings:
+        return "Nothing that could be judged costs enough to act on."
+    return "Nothing that could be judged does."
+
+
+def cause_line(analysis: Analysis) -> str:
+    """``cause`` with its question for a first screen; "" when there is nothing to act on."""
+    found = any(finding.severity != "note" for finding in analysis.findings)
+    return f"{CAUSE_QUESTION} {cause(analysis)}" if found else ""
+
+
+def cost(finding: Finding) -> str:
+    """What a finding costs, with the step and its share of it: ``30.9 ms of a step of 167.7 ms (18.4 %)``."""
+    if not finding.cost_ns or not finding.step_ns:
+        return "cannot be told" if finding.cost_ns is None else "no time of its own was measured"
+    share = quantities.share(finding.cost_ns / finding.step_ns)
+    return f"{quantities.ns(finding.cost_ns)} of a step of {quantities.ns(finding.step_ns)} ({share})"
+
+
+def proofs(finding: Finding) -> str:
+    """The evidence of a finding, each value with its unit: ``buckets 4, exposed comm 30.9 ms``."""
+    return ", ".join(f"{_metric(name)} {quantities.named(name, value)}" for name, value in finding.evidence.items())
+
+
 def finding_line(finding: Finding) -> str:
-    """One finding with its severity, rank and evidence."""
-    where = "" if finding.rank is None else f" on rank {finding.rank}"
-    evidence = ", ".join(f"{name} {quantities.named(name, value)}" for name, value in finding.evidence.items())
-    return f"{finding.severity}{where}: {finding.message}" + (f" ({evidence})" if evidence else "")
+    """One finding with its severity, rank, cost and evidence."""
+    evidence = proofs(finding)
+    text = f"{finding.severity}: {finding.code}{_worst(finding)}{_costs(finding, ', up to ')}: {finding.message}"
+    return text + (f" ({evidence})" if evidence else "")
+
+
+def not_judged(analysis: Analysis) -> list[str]:
+    """What could not be judged, a line for each reason with the causes that it is of."""
+    codes: dict[str, list[str]] = {}
+    for item in analysis.not_judged:
+        codes.setdefault(item.reason, []).append(item.code)
+    return [f"{', '.join(names)}: {reason}" for reason, names in codes.items()]
+
+
+def not_found(analysis: Analysis) -> str:
+    """The causes that were judged and not found, "" when there are none."""
+    others = {item.code for item in (*analysis.findings, *analysis.not_judged)}
+    return ", ".join(code for code in CAUSES if code not in others)
+
+
+def _worst(finding: Finding) -> str:
+    if finding.rank is None:
+        return ""
+    return f" on rank {finding.rank}" if len(finding.ranks) < 2 else f" on {spelled(finding.ranks)}"
+
+
+def _costs(finding: Finding, lead: str) -> str:
+    return f"{lead}{cost(finding)}" if finding.cost_ns else ""
+
+
+def _metric(name: str) -> str:
+    """An evidence name as words: ``exposed_comm_ns`` is exposed comm, ``n_buckets`` buckets."""
+    unit = quantities.unit_of(name)
+    plain = name.removesuffix(f"_{unit}") if unit != "text" else name
+    return plain.removeprefix("n_").replace("_", " ")
 
 
 def warning_line(warning: Warning, analysis: Analysis) -> str:
@@ -155,6 +222,8 @@ def _ranks(analysis: Analysis) -> str:
     if unknown and not known:
         return nameless
     size = analysis.world_size
+    if not known and not unknown:
+        return f"no rank{'' if size is None else f' of {size}'} with any work"
     text = f"{counted(len(known), 'rank')}, world size unknown" if size is None else f"{len(known)} of {counted(size, 'rank')}"
     if unknown:
         return f"{text} and {nameless}"

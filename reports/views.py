@@ -6,16 +6,20 @@ table share one unit, stated under the heading, so that they can be compared by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddpprof.model import Analysis, BucketRow, FocusRow, KindRow, Metrics, RankRow, StepRow, columns
+from ddpprof.model import Across, AcrossRank, Analysis, BucketRow, Clock, FocusRow, KindRow, Metrics, RankRow, StepRow, columns
 from ddpprof.reports import quantities
 
-Row = RankRow | StepRow | BucketRow | FocusRow
+Row = RankRow | StepRow | BucketRow | FocusRow | AcrossRank
 
 SETS = "C, N, M: the unions of compute, communication, memory intervals; S: the window; |X|: the length of X."
+MEDIANS = (
+    "Each number is a median over steps on its own, so those of a row need not add up, as those of one step do "
+    "(overlap + exposed comm = comm)."
+)
 _METRICS = ("step_ns", "compute_ns", "comm_ns", "overlap_ns", "exposed_comm_ns", "tail_ns", "idle_ns", "overlap_ratio")
 
 
@@ -53,17 +57,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A titled table of text; all columns have the same number of cells."""
+    """A titled table of text; all columns have the same number of cells. ``note`` stands below it."""
 
     title: str
     columns: tuple[Column, ...]
+    note: str = ""
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
-def table(title: str, *data: Values) -> Table:
+def table(title: str, *data: Values, note: str = "") -> Table:
     """The columns formatted, times in one unit for the whole table."""
     scale = quantities.scale(value for column in data if column.unit == "ns" for value in column.values)
 
@@ -73,7 +78,7 @@ def table(title: str, *data: Values) -> Table:
         cells = tuple(written(value) if written else quantities.quantity(value, column.unit) for value in column.values)
         return Column(column.heading, unit, cells, column.meaning, column.unit == "text", column.is_key)
 
-    return Table(title, tuple(map(shown, data)))
+    return Table(title, tuple(map(shown, data)), note)
 
 
 def declared(kind: type, rows: Sequence[Any], *names: str) -> list[Values]:
@@ -106,9 +111,10 @@ def number(value: int | None) -> str:
 
 
 def chosen(analysis: Analysis, *, per_step: bool = False, buckets: bool = False, kinds: bool = False) -> list[Table]:
-    """The ranks, the focus where there is one, and the further tables asked for."""
+    """The ranks, what they say together where several communicate, the focus where there is one, the tables asked for."""
     has_steps = analysis.window == "step"
     asked = [
+        (analysis.across is not None and sum(row.n_comm > 0 for row in analysis.ranks) > 1, across),
         (analysis.focus is not None, focus),
         (per_step and has_steps, steps),
         (buckets, communication),
@@ -149,7 +155,57 @@ def ranks(analysis: Analysis) -> Table:
     if any(row.unreliable for row in rows):
         notes = [", ".join(row.unreliable) for row in rows]
         shown.append(Values("unreliable", "text", notes, "warning codes that make a row's numbers unreliable"))
-    return table(title, *identity(rows, analysis), *shown)
+    return table(title, *identity(rows, analysis), *shown, note=_of_medians(rows))
+
+
+def _of_medians(rows: Sequence[RankRow]) -> str:
+    """MEDIANS where several steps make the numbers of a row not add up, else ""."""
+    are_whole = all(
+        row.overlap_ns + row.exposed_comm_ns == row.comm_ns
+        and row.compute_ns + row.exposed_comm_ns + row.memory_only_ns + row.idle_ns == row.step_ns
+        for row in rows
+        if row.steps > 1
+    )
+    return "" if are_whole else MEDIANS
+
+
+CLOCKS: dict[Clock, str] = {
+    "one report": "All ranks are on the clock of one report",
+    "session start": "The reports' clocks are aligned by session start",
+    "collective ends": "The reports' clocks are aligned by the ends of collectives",
+    "none": "No common clock: who arrives last cannot be told",
+}
+"""What each clock says of times across ranks."""
+
+
+def across(analysis: Analysis) -> Table:
+    """Who waits and who comes last, over the clock that says so; no rows where no collective could be paired."""
+    found = analysis.across
+    if found is None:
+        return table("Across ranks")
+    rows = found.ranks
+    last = ["n/a" if row.n_last is None else f"{row.n_last} of {row.n_collectives}" for row in rows]
+    columns_ = [
+        *declared(AcrossRank, rows, "n_collectives", "wait_ns"),
+        Values("arrives last", "id", last, "collectives at which it arrived last, beyond the clocks' uncertainty"),
+        *declared(AcrossRank, rows, "late_ns"),
+    ]
+    each = "whole capture" if analysis.window == "capture" else "medians over complete steps"
+    return table(f"Across ranks, {each}", *identity(rows, analysis), *columns_, note=" ".join(_over(found, analysis)))
+
+
+def _over(found: Across, analysis: Analysis) -> Iterator[str]:
+    """What the numbers across ranks rest on, a sentence each."""
+    if found.refused is not None:
+        yield f"{'Paired in part' if found.ranks else 'Not paired'}: {found.refused}."
+    if not found.ranks:
+        return
+    known = found.uncertainty_ns
+    yield CLOCKS[found.clock] + ("." if not known else f", two ranks to within {quantities.ns(known)}.")
+    if any(row.is_time_sliced for row in analysis.ranks):
+        yield "A GPU is shared in turns: a rank comes when it is its turn, so none is named as last."
+    bound = " at most, as ranks are missing" if any(warning.code == "missing-ranks" for warning in analysis.warnings) else ""
+    yield f"Transfer estimate {quantities.ns(found.transfer_ns)}{bound}; what collectives take beyond it is waiting."
 
 
 def focus(analysis: Analysis) -> Table:
@@ -236,6 +292,7 @@ def numbers(row: RankRow) -> Table:
         *([Values("least to greatest", "id", texts)] if texts else []),
         Values("meaning", "text", [column.text for column in known]),
         Values("better", "text", [column.better or "" for column in known]),
+        note=_of_medians([row]),
     )
 
 

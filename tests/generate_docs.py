@@ -22,6 +22,16 @@ TABLES = {
     "buckets": (model.BucketRow, "a row a communication interval"),
     "focus.ranks": (model.FocusRow, "the same question for the compute that `--compute` names"),
     "kinds": (model.KindRow, "`--show-kinds`: what each name was taken for"),
+    "across.ranks": (
+        model.AcrossRank,
+        "a row a rank with communication, held against the others. Beside them stand `clock`, `uncertainty_ns` (how far two ranks' "
+        "clocks may be apart), `transfer_ns` (the transfer estimates of a step together, median) and `refused` (why collectives were "
+        "not all paired)",
+    ),
+    "across.collectives": (
+        model.CollectiveRow,
+        "a row a collective, where `buckets` lists them; lists are in the order of `across.ranks`",
+    ),
     "timings": (model.TimingRow, "a row a phase of each rank's unprofiled iterations, of a run folder"),
 }
 VERIFY = {"rows": model.AcceptanceRow, "clocks": model.ClockRow, "granularity": model.Comparison}

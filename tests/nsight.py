@@ -11,6 +11,7 @@ r"""Nsight Systems SQLite exports from a readable timeline, in any schema genera
         G dev0 s7  200..300  launch=190..191         # a whole CUDA graph (GRAPH_TRACE)
         K dev0 s7  300..310  GEMM  corr=9 node=1     # kernel of a graph traced by node, launched by the next line
         R 9 290..291 cudaGraphLaunch_v10000          # an API call without a kernel of its own
+        R 5 300..311 cudaStreamSynchronize_v3020     # … such as one that waits for the device
         N   -30..200  "step/0"                       # NVTX push/pop range; domain=ddpprof thread=2
         N60   0..open "allreduce/0"                  # start/end range; "open" leaves its end NULL; N34 is a mark
         O 45..46                                     # the profiler's own work

@@ -213,6 +213,18 @@ def test_verify_holds_the_experiment_to_account_and_goes_on_where_it_was(tool: n
     }
 
 
+def test_a_case_made_to_have_a_cause_is_captured_over_several_steps_and_diagnosed(tool: nsys.Nsys, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    done = ddpprof("profile", "straggler", "--iterations", "2", "--nsys", tool.path, "-o", run.path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(run.summary.with_suffix(".json").read_text())
+    assert [(row["rank"], row["steps"], row["n_comm"]) for row in summary["ranks"]] == [(rank, 8, 12) for rank in range(4)]
+    captured = [(row.rank, row.step) for row in read_records(run).iterations if row.is_captured]
+    assert captured == [(rank, step) for rank in range(4) for step in range(5, 13)]
+    found = json.loads(ddpprof("diagnose", run.path, "--format", "json").stdout)
+    assert (found["findings"][0]["code"], found["findings"][0]["rank"]) == ("straggler-rank", 1)
+
+
 def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -142,8 +142,30 @@ def test_a_folder_without_any_readable_report_is_an_error(folder):
         inputs.read([folder])
 
 
+def test_the_folder_of_a_sweep_names_its_runs(tmp_path):
+    for name in ("cap4", "cap16", "."):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "manifest.json").write_text('{"case": "delay_cap4", "caps_mb": [4, 16]}')
+    with pytest.raises(InputError) as caught:
+        inputs.read([tmp_path])
+    assert str(caught.value) == (
+        f"{tmp_path}: the folder of a sweep, not of one run\n"
+        f"Its result is summary.md in it. Runs in it: {tmp_path}/cap16, {tmp_path}/cap4"
+    )
+
+
+def test_a_folder_of_runs_names_them(tmp_path):
+    for at in range(10):
+        (tmp_path / f"run{at}").mkdir()
+        (tmp_path / f"run{at}" / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=r"no report in this folder\nRuns in it: .*/run0, .*/run7, \.\.\.$"):
+        inputs.read([tmp_path])
+
+
 def test_what_is_not_there_names_the_two_causes(tmp_path):
-    with pytest.raises(InputError, match=r"no such report\nEither the capture range never opened .* or nsys wrote it under"):
+    with pytest.raises(
+        InputError, match=r"no such report or run folder\nEither the capture range never opened .* or nsys wrote it"
+    ):
         inputs.read([tmp_path / "a.sqlite"])
     with pytest.raises(UsageError, match="nothing to analyze"):
         inputs.read([])

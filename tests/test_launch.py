@@ -34,6 +34,24 @@ def test_a_case_runs_its_ranks_under_torchrun_on_loopback():
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("torchrun --nproc-per-node 4 train.py --config other.py", "train"),
+        ("python -m torch.distributed.run --nproc-per-node 4 src/train-v2.py", "train-v2"),
+        ("torchrun --nproc-per-node 4 -m pkg.train", "train"),
+        ("python -m torch.distributed.run -m pkg.train x.py", "train"),
+        ("accelerate launch ./run.sh", "run"),
+        ("train --lr 1", "job"),
+        ("make -m 8", "job"),
+        ("python .py", "job"),
+        ("python -m", "job"),
+    ],
+)
+def test_a_job_is_named_by_its_script(command, name):
+    assert launch.name_of(command.split()) == name
+
+
 def test_every_choice_reaches_the_ranks():
     job = Job(case="c", ranks=2, device="cuda", share_gpu=True, port=29501, iterations=3, seed=7, bucket_cap_mb=2.5)
     command = launch.case_command(job, RUN)

@@ -47,6 +47,7 @@ OWNERS = {
     "matplotlib": {"reports"},
     "rich": {"cli", "reports"},
     "click": {"cli"},
+    "distributed": {"pipeline"},
 }
 """Third party to the layers that may import it."""
 

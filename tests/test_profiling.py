@@ -22,14 +22,14 @@ import pytest
 from nsight import N, build
 from stubs import COPIES, fake_nsys
 
-from ddpprof import launch, machine, profiling
+from ddpprof import launch, machine, profiling, rundir
 from ddpprof import nsys as nsight
 from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError, WorkloadError
 from ddpprof.launch import Finished
 from ddpprof.profiling import CaptureLost, Settings, find_outcome, profile_case, profile_job
 from ddpprof.reports import plots
 from ddpprof.rundir import RunDir
-from ddpprof.workloads.cases import CASES
+from ddpprof.workloads.cases import CASES, STUDY
 
 VERSIONS = {"torch": "2.9.1", "nvtx": "0.2.11"}
 SETTINGS = Settings(ranks=2)
@@ -498,6 +498,7 @@ def test_what_the_workloads_need_must_be_installed(captures, machine_is, missing
         ("delay_cap4", {"ranks": -1}, "--ranks -1: a job has at least one rank"),
         ("delay_cap4", {"ranks": 65}, r"--ranks 65: more than 16 ranks a core \(4 cores\)"),
         ("delay_cap4", {"device": "cuda"}, "--device cuda: this machine has no GPU"),
+        ("contention", {}, "contention: needs a GPU: matrix products"),
         ("delay_cap4", {"iterations": 0}, "--iterations 0: at least one timed step"),
         ("delay_cap4", {"port": 0}, "--port 0: not a port number"),
         ("delay_cap4", {"port": 70000}, r"--port 70000: not a port number \(1 to 65535\)"),
@@ -531,10 +532,44 @@ def test_somebodys_folder_is_not_replaced(captures, tmp_path):
     assert files(tmp_path / "thesis") == {"thesis.tex"}
 
 
+def test_a_run_of_something_else_is_not_replaced(captures):
+    captures(shows("delay_cap4"))
+    folder = profile_case("delay_cap4", SETTINGS).folder
+    commands = captures()
+    here = replace(SETTINGS, folder=folder)
+    with pytest.raises(DdpprofError, match=r"runs/delay_cap4: holds a run of delay_cap4, not a run of delay_cap64\nChoose"):
+        profile_case("delay_cap64", here)
+    with pytest.raises(DdpprofError, match="holds a run of delay_cap4, not a run of your own job"):
+        profile_job(["true"], here, uses_range=False)
+    assert commands == []
+
+
+def test_somebodys_notes_stay_in_the_run_folder(captures):
+    captures(shows("delay_cap4"), shows("delay_cap4"))
+    folder = profile_case("delay_cap4", SETTINGS).folder
+    own = files(folder)
+    (folder / "notes.txt").write_text("as it was before the change")
+    profile_case("delay_cap4", SETTINGS)
+    assert files(folder) == own | {"notes.txt"}
+    assert rundir._foreign(folder) == [Path("notes.txt")]
+
+
+def test_one_rank_is_said_to_have_nobody_to_communicate_with(captures):
+    said = []
+    captures(
+        lambda run: (
+            captured.report(run.nsys_report(), "delay_cap4", [0], world=1),
+            captured.records(run, "delay_cap4", [0], world=1),
+        )
+    )
+    profile_case("delay_cap4", replace(SETTINGS, ranks=1), say=said.append)
+    assert said[0].startswith("one rank has nobody to communicate with")
+
+
 def test_a_place_without_permission_is_told(captures, tmp_path, monkeypatch):
     captures()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(DdpprofError, match=r"/locked: no permission to write there\nChoose another place with -o\."):
+    with pytest.raises(DdpprofError, match=r"/locked: no permission to write there\nChoose another place\."):
         profile_case("delay_cap4", replace(SETTINGS, folder=tmp_path / "locked" / "run"))
 
 
@@ -566,7 +601,7 @@ def test_a_run_that_does_not_end_well_keeps_the_old_one(captures, old, monkeypat
         profile_case("delay_cap4", SETTINGS)
     if where != "interrupt":
         assert str(caught.value) == (
-            f"{old}: cannot be written: No space left on device\nFree some space or choose another place with -o."
+            f"{old}: cannot be written: No space left on device\nFree some space or choose another place."
         )
     assert files("runs") == {"delay_cap4"}
     assert {path.name: path.read_bytes() for path in old.iterdir()} == before
@@ -602,6 +637,11 @@ def test_an_export_that_fails_names_the_folder_that_was_asked_for(captures, monk
         ("unused_dynamic", ["buckets==4"]),
         ("unused_static", ["buckets==4"]),
         ("unused_undetected", []),
+        ("healthy", ["buckets==12", "launched_early==11"]),
+        ("late_parameter", ["buckets==4", "launched_early==0"]),
+        ("accumulation", ["buckets==48", "launched_early==47"]),
+        ("contention", ["buckets==12"]),
+        ("gpt_small", ["buckets==3"]),
     ],
 )
 def test_what_each_case_must_show(case, expected):
@@ -609,7 +649,7 @@ def test_what_each_case_must_show(case, expected):
 
 
 def test_there_are_nine_cases():
-    assert len(CASES) == 9
+    assert len(STUDY) == 9
 
 
 def test_of_a_variant_nothing_is_known(captures):
@@ -669,8 +709,8 @@ def test_your_own_job_leaves_a_run_folder(captures, tmp_path):
     assert commands[0][-2:] == ["torchrun", "train.py"]
     assert not any("capture-range" in word for word in commands[0])
     assert [(row.rank, row.overlap_ns) for row in outcome.analysis.ranks] == [(0, 50_000), (1, 10_000)]
-    assert (outcome.folder, outcome.results) == (Path("runs/job"), ())
-    assert files("runs/job") == {
+    assert (outcome.folder, outcome.results) == (Path("runs/train"), ())
+    assert files("runs/train") == {
         *("manifest.json", "report.nsys-rep", "report.sqlite", "summary.md", "summary.json", "summary.html"),
         *("timeline.png", "rank0.md", "rank0.json", "rank1.md", "rank1.json"),
     }

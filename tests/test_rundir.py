@@ -102,16 +102,16 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DdpprofError) as caught:
         write(path, error=FULL if where == "block" else None)
     assert str(caught.value) == (
-        f"{path}: cannot be written: No space left on device\nFree some space or choose another place with -o."
+        f"{path}: cannot be written: No space left on device\nFree some space or choose another place."
     )
     assert tree(tmp_path) == {"report.json": "old"}
 
 
 def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *arguments: False)
-    with pytest.raises(DdpprofError, match=rf"^{tmp_path}: no permission to write there\nChoose another place with -o\.$"):
+    with pytest.raises(DdpprofError, match=rf"^{tmp_path}: no permission to write there\nChoose another place\.$"):
         write(tmp_path / "report.json")
-    with pytest.raises(DdpprofError, match="no permission to write there"), whole_folder(tmp_path / "run"):
+    with pytest.raises(DdpprofError, match="no permission to write there"), whole_folder(tmp_path / "run", A_RUN):
         raise AssertionError("not reached")
     assert tree(tmp_path) == {}
 
@@ -128,12 +128,12 @@ def test_a_place_where_no_file_can_be(tmp_path: Path, name: str) -> None:
 
 # -- whole_folder
 
-OURS = '{"case": null}'
+OURS, A_RUN = '{"case": null}', "a run of your own job"
 RUN = {"run/": "", f"run/{MANIFEST}": OURS}
 
 
 def make(path: Path, text: str = "new", error: BaseException | None = None) -> None:
-    with whole_folder(path) as partial:
+    with whole_folder(path, A_RUN) as partial:
         (partial / MANIFEST).write_text(OURS)
         (partial / "report.sqlite").write_text(text)
         if error is not None:
@@ -148,11 +148,107 @@ def test_a_folder_appears(tmp_path: Path) -> None:
 def test_a_run_folder_is_replaced_when_the_new_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run"
     make(path, "old")
-    (path / "left over").write_text("x")
-    with whole_folder(path) as partial:
+    with whole_folder(path, A_RUN) as partial:
         (partial / MANIFEST).write_text(OURS)
         assert (path / "report.sqlite").read_text() == "old"
     assert tree(tmp_path) == RUN
+
+
+def fill(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / name.replace("__", "/")).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name.replace("__", "/")).write_text(text)
+
+
+FOREIGN = {"notes": "mine", "report_of_mine": "mine", "plots__a": "mine", "plots__deep__b": "mine", "cap4__notes": "mine"}
+
+
+def test_what_is_not_a_runs_own_goes_over_into_the_new_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    make(path, "old")
+    fill(path, **FOREIGN, cap4__round1__notes="mine")
+    (path / "cap4" / "report.sqlite").write_text("old")
+    (path / "train.log").write_text("mine")
+    (path / "dangling").symlink_to("nowhere")
+    make(path)
+    assert (path / "dangling").is_symlink()
+    (path / "dangling").unlink()
+    mine = ("notes", "train.log", "report_of_mine", "plots/a", "plots/deep/b", "cap4/notes", "cap4/round1/notes")
+    assert {name: text for name, text in tree(path).items() if text} == dict.fromkeys(mine, "mine") | {
+        MANIFEST: OURS,
+        "report.sqlite": "new",
+    }
+    assert [item.name for item in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("failing", range(1, 6))
+def test_what_is_not_a_runs_own_survives_a_move_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The moves: the old folder aside, three things over, the new folder in."""
+    make(tmp_path / "run", "old")
+    fill(tmp_path / "run", notes="mine", plots__a="mine", cap4__notes="mine")
+    before = tree(tmp_path)
+    rename, calls = Path.rename, []
+
+    def counted(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == failing:
+            raise FULL
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", counted)
+    with pytest.raises(DdpprofError, match="No space left on device"):
+        make(tmp_path / "run")
+    assert tree(tmp_path) == before
+
+
+def test_what_cannot_even_be_put_back_is_left_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "run", "old")
+    rename, calls = Path.rename, []
+
+    def once(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) > 1:
+            raise FULL
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(DdpprofError, match="No space left on device"):
+        make(tmp_path / "run")
+    assert [path.read_text() for path in tmp_path.glob(".run.old.*/old/report.sqlite")] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "there"),
+    [
+        ('{"case": "delay_cap4"}', "a run of delay_cap4"),
+        ('{"case": null, "caps_mb": [1, 2]}', "a sweep of your own job"),
+        ('{"case": "delay_cap4", "caps_mb": []}', "a sweep of delay_cap4"),
+    ],
+)
+def test_a_run_of_something_else_is_not_replaced(tmp_path: Path, manifest: str, there: str) -> None:
+    fill(tmp_path / "run", **{MANIFEST: manifest})
+    before = tree(tmp_path)
+    with pytest.raises(DdpprofError) as caught:
+        make(tmp_path / "run")
+    assert str(caught.value) == (
+        f"{tmp_path}/run: holds {there}, not {A_RUN}\nChoose another place with -o, or remove it; nothing was changed."
+    )
+    assert tree(tmp_path) == before
+
+
+def test_files_have_the_permissions_that_any_file_gets_whoever_made_them(tmp_path: Path) -> None:
+    """nsys starts the job without a umask."""
+    with whole_folder(tmp_path / "run", A_RUN) as partial:
+        before = os.umask(0)
+        try:
+            fill(partial, records="x", cap4__records="x")
+            (partial / "tool").touch(0o777)
+        finally:
+            os.umask(before)
+    mode = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert mode == {name: (0o666 if name == "records" else 0o777) & ~before for name in ("run", "records", "cap4", "tool")}
 
 
 def test_an_empty_folder_is_replaced(tmp_path: Path) -> None:
@@ -174,7 +270,7 @@ def test_an_exception_leaves_the_old_folder_and_nothing_else(tmp_path: Path, err
 
 
 def test_an_error_names_the_folder_and_not_the_temporary_one(tmp_path: Path) -> None:
-    with pytest.raises(ToolError) as caught, whole_folder(tmp_path / "run") as partial:
+    with pytest.raises(ToolError) as caught, whole_folder(tmp_path / "run", A_RUN) as partial:
         raise ToolError(f"{partial}/report.sqlite: no", f"see {partial}/rank0.log")
     assert str(caught.value) == f"{tmp_path}/run/report.sqlite: no\nsee {tmp_path}/run/rank0.log"
 
@@ -289,6 +385,7 @@ def test_captures_are_the_exports_else_the_torch_traces(tmp_path: Path) -> None:
     run.sqlite(1).write_text("")
     run.sqlite().write_text("")
     run.nsys_report().write_text("")
+    (tmp_path / "report_of_mine.sqlite").write_text("")
     assert run.reports() == [run.sqlite(1), run.sqlite()]
 
 

@@ -15,7 +15,7 @@ import pytest
 from stubs import COPIES, fake_nsys
 
 import ddpprof
-from ddpprof import launch, machine, profiling, results, sweeping
+from ddpprof import launch, machine, profiling, results, rundir, sweeping
 from ddpprof.errors import InputError, ToolError, UsageError
 from ddpprof.launch import Finished
 from ddpprof.model import IterationRecord
@@ -261,6 +261,13 @@ def test_your_own_job_gets_the_cap_in_its_command_and_environment(played: Played
         (12, None, 100_010),
         (1, None, 200_010),
     ]
+
+
+def test_a_sweep_is_named_by_the_script_and_holds_nothing_but_its_own(played: Played) -> None:
+    played.times_itself = False
+    _, folder = sweep_job(["torchrun", "train.py", "{cap}"], (4, 64), 2, SETTINGS, uses_range=False)
+    assert folder == Path("runs/sweep/train")
+    assert rundir._foreign(folder) == []
 
 
 def test_the_warm_up_of_your_own_job_is_not_timed(played: Played) -> None:

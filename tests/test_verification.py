@@ -18,9 +18,9 @@ from ddpprof.profiling import Outcome, Settings
 from ddpprof.reducer import FactResult
 from ddpprof.verification import verify
 from ddpprof.workloads import facts
-from ddpprof.workloads.cases import CASES, find
+from ddpprof.workloads.cases import STUDY, find
 
-NAMES = list(CASES)
+NAMES = list(STUDY)
 
 
 @pytest.fixture
@@ -74,6 +74,12 @@ def test_those_that_are_named_run_once_each_where_they_are_told_to(played: Simpl
 def test_a_name_that_no_case_has_is_told_before_anything_runs(played: SimpleNamespace) -> None:
     with pytest.raises(UsageError, match="no case 'delay_cap5'"):
         verify(["delay_cap4", "delay_cap5"], Settings())
+    assert played.ran == []
+
+
+def test_a_case_that_is_not_of_the_study_is_told_before_anything_runs(played: SimpleNamespace) -> None:
+    with pytest.raises(UsageError, match="straggler: not a case of the study\nIts cases are fine1_cap4, "):
+        verify(["delay_cap4", "straggler"], Settings())
     assert played.ran == []
 
 

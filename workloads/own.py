@@ -1,8 +1,12 @@
-"""What somebody's own training script may use of ours: a step that is marked for nsys and timed for a sweep."""
+"""What somebody's own training script may use of ours: a step that is marked for nsys and timed for a sweep, and a model
+whose buckets are marked and whose gradients are recorded for a prediction.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -10,10 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof import marks
+from ddpprof.model import RunRecord
 from ddpprof.rundir import STEPS_FOLDER, RunDir
-from ddpprof.workloads.recorder import Marker, marker_for
+from ddpprof.workloads.recorder import Marker, Recorder, marker_for
 from ddpprof.workloads.training import elapsed_ns, point
 
 
@@ -25,6 +31,9 @@ def timed_step(number: int) -> Iterator[None]:
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
+    watched = _watched.get("recorder")
+    if watched is not None:
+        watched.step, watched.is_kept, watched.started_ns = number, True, time.perf_counter_ns()
     start = point(device)
     with _marker().range(marks.rank(rank, world_size, device.index)), _marker().range(marks.step(number)):
         yield
@@ -32,6 +41,38 @@ def timed_step(number: int) -> Iterator[None]:
         took_ns = elapsed_ns(start, point(device))
         with RunDir(Path(folder)).steps(rank).open("a", encoding="utf-8") as file:
             file.write(f"{number} {took_ns}\n")
+        if watched is not None:
+            watched.took(took_ns)
+
+
+def watch(ddp: DistributedDataParallel) -> None:
+    """Marks the buckets of ``ddp`` and records its gradients in each ``timed_step``, for `ddpprof predict`.
+
+    Every rank calls it once, right after ``DDP(...)``. It registers a comm hook that does as DDP does without one. Outside of
+    `ddpprof profile` and `sweep` it does nothing.
+    """
+    folder = os.environ.get(STEPS_FOLDER)
+    if not folder:
+        return
+    is_cuda = next(ddp.parameters()).is_cuda
+    run = RunRecord(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        case="",
+        device="cuda" if is_cuda else "cpu",
+        backend=dist.get_backend(ddp.process_group),
+        bucket_cap_mb=ddp._get_ddp_logging_data()["bucket_cap_bytes"] / 2**20,
+        iterations=0,
+        seed=0,
+        torch_version=torch.__version__,
+        clock="cuda-event" if is_cuda else "wall",
+    )
+    recorder = _watched["recorder"] = Recorder(run, _marker())
+    recorder.watch(ddp)
+    atexit.register(recorder.write, RunDir(Path(folder)))
+
+
+_watched: dict[str, Recorder] = {}
 
 
 @cache

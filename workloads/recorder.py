@@ -4,10 +4,15 @@ No ``from __future__ import annotations`` here: DDP compares the annotations of 
 """
 
 import hashlib
+import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -16,12 +21,30 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof import marks
-from ddpprof.model import BucketRecord, FailureRecord, IterationRecord, LayoutRecord, LoggerRecord, RunRecord
+from ddpprof.model import (
+    BucketRecord,
+    FailureRecord,
+    GradientRecord,
+    IterationRecord,
+    LayoutRecord,
+    LoggerRecord,
+    ParametersRecord,
+    RunRecord,
+)
 from ddpprof.rundir import RunDir, record_line
+from ddpprof.workloads.layout import reduced
 
 Capture = Literal["nsys", "torch", "none"]
 Reduced = torch.futures.Future[list[torch.Tensor]]
-Row = IterationRecord | BucketRecord | LoggerRecord | LayoutRecord | FailureRecord
+Row = IterationRecord | BucketRecord | LoggerRecord | LayoutRecord | ParametersRecord | FailureRecord
+
+PROBE_PARTS = (16, 1)
+"""``watch`` times all-reduces of a sixteenth of all parameters and of all of them: what a small and a large bucket cost."""
+
+PROBE_LARGEST = 64 * 2**20
+"""Bytes of a probe at most."""
+
+PROBE_TRIES = 5
 
 LOGGER_TEXTS = {
     "backend_name",
@@ -114,13 +137,41 @@ class Recorder:
         self.is_kept = False
         self._index_of: dict[int, int] = {}
         self._names: dict[int, str] = {}
+        self._gradients: list[tuple[int, int, int, int]] = []
+        self._done: dict[tuple[int, int], int] = {}
+        self._took: dict[int, int] = {}
 
     def watch(self, ddp: DistributedDataParallel) -> None:
-        """Registers the recording hook, and has the DDP logger measure every step."""
-        self._index_of = {id(parameter): index for index, parameter in enumerate(ddp.module.parameters())}
-        self._names = {index: name for index, (name, _) in enumerate(ddp.module.named_parameters())}
+        """Registers the recording hooks, and has the DDP logger measure every step. All ranks call it at the same point.
+
+        A gradient is noted in a hook that runs just before the Reducer's own.
+        """
+        tensors, parameters = reduced(ddp.module)
+        self._index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self._names = {index: parameter.name for index, parameter in enumerate(parameters)}
+        for index, tensor in enumerate(tensors):
+            tensor.register_post_accumulate_grad_hook(partial(self._note, index))
         ddp.register_comm_hook(self, allreduce)
         ddp._set_ddp_runtime_logging_sample_rate(1)
+        total = min(sum(parameter.size_bytes for parameter in parameters), PROBE_LARGEST)
+        probes = [total // parts for parts in PROBE_PARTS]
+        row = ParametersRecord(
+            rank=self.run.rank,
+            names=list(self._names.values()),
+            size_bytes=[parameter.size_bytes for parameter in parameters],
+            dtypes=[parameter.dtype for parameter in parameters],
+            devices=[parameter.device for parameter in parameters],
+            is_sparse=[parameter.is_sparse for parameter in parameters],
+            find_unused_parameters=ddp.find_unused_parameters,
+            static_graph=ddp.static_graph,
+            is_last_small=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
+            probe_bytes=list(probes),
+            probe_ns=[probe(size, ddp.process_group, tensors[0].device) for size in probes],
+        )
+        self.rows.append(row)
+
+    def _note(self, index: int, _: torch.Tensor) -> None:
+        self._gradients.append((self.step, self.started_ns, index, time.perf_counter_ns()))
 
     def indices(self, bucket: GradBucket) -> list[int]:
         """DDP indices of the parameters of ``bucket``, in its order."""
@@ -154,7 +205,31 @@ class Recorder:
 
     def write(self, folder: RunDir) -> None:
         """Writes all rows as the records of this rank."""
-        folder.records(self.run.rank).write_text("".join(map(record_line, (self.run, *self.rows))), encoding="utf-8")
+        rows = (self.run, *map(self._finished, self.rows), *self._gradient_rows())
+        folder.records(self.run.rank).write_text("".join(map(record_line, rows)), encoding="utf-8")
+
+    def done(self, step: int, bucket: int, done_ns: int) -> None:
+        """Notes that a bucket's Future was done, whenever that is."""
+        self._done[step, bucket] = done_ns
+
+    def took(self, step_ns: int) -> None:
+        """Notes the length of the current step, where no iteration row will tell it."""
+        self._took[self.step] = step_ns
+
+    def _finished(self, row: Row) -> Row:
+        return replace(row, done_ns=self._done.get((row.step, row.bucket))) if isinstance(row, BucketRecord) else row
+
+    def _gradient_rows(self) -> Iterator[GradientRecord]:
+        for (step, started_ns), notes in groupby(self._gradients, key=lambda note: note[:2]):
+            times = [(index, ready_ns - started_ns) for _, _, index, ready_ns in notes]
+            yield GradientRecord(
+                rank=self.run.rank,
+                step=step,
+                started_ns=started_ns,
+                parameters=[index for index, _ in times],
+                ready_ns=[ready_ns for _, ready_ns in times],
+                step_ns=self._took.get(step),
+            )
 
 
 def allreduce(state: Recorder, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -171,9 +246,9 @@ def allreduce(state: Recorder, bucket: GradBucket) -> torch.futures.Future[torch
     gradients.div_(state.run.world_size)
     with state.marker.range(marks.bucket(index, gradients.nbytes)):
         if gradients.is_cuda:
-            reduced = enqueue()
+            future = enqueue()
         else:
-            reduced = state.marker.until_done(marks.allreduce(index), enqueue)
+            future = state.marker.until_done(marks.allreduce(index), enqueue)
     launch_ns = time.perf_counter_ns()
     if state.is_kept:
         row = BucketRecord(
@@ -187,7 +262,27 @@ def allreduce(state: Recorder, bucket: GradBucket) -> torch.futures.Future[torch
             launch_ns=launch_ns - state.started_ns,
         )
         state.rows.append(row)
-    return reduced.then(lambda future: future.value()[0])
+    step, started_ns = (state.step, state.started_ns) if state.is_kept and not gradients.is_cuda else (None, 0)
+
+    def value(future: Reduced) -> torch.Tensor:
+        if step is not None:
+            state.done(step, index, time.perf_counter_ns() - started_ns)
+        return future.value()[0]
+
+    return future.then(value)
+
+
+def probe(size_bytes: int, group: Any, device: torch.device) -> int:
+    """Median time of an all-reduce of so many bytes with nothing beside it, on the host's clock; the first is left out."""
+    values = torch.zeros(max(size_bytes // 4, 1), device=device)
+    found = []
+    for _ in range(1 + PROBE_TRIES):
+        dist.barrier(group)
+        started_ns = time.perf_counter_ns()
+        dist.all_reduce(values, group=group)
+        values[0].item()
+        found.append(time.perf_counter_ns() - started_ns)
+    return int(median(found[1:]))
 
 
 def replica_hash(parameters: Iterable[torch.Tensor]) -> str:

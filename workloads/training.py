@@ -1,7 +1,8 @@
-"""The loop of a run: warm-up past the rebuild, timed steps, then exactly one step under the profiler.
+"""The loop of a run: warm-up past the rebuild, timed steps, then the steps under the profiler, exactly one of a study's case.
 
 Times are taken around the step only; what a step leaves to do (hash, loss, logger) is done after it, and the ranks meet
-before the next, on a gloo group, so that no kernel of ours is in a capture beside those of the step.
+before the next, on a gloo group, so that no kernel of ours is in a capture beside those of the step. Several captured steps
+follow each other as in a real job, with nothing between them: their data is made before, and what they leave is done after.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -26,8 +27,8 @@ from ddpprof.errors import WorkloadError
 from ddpprof.model import IterationRecord
 from ddpprof.rundir import RunDir, whole_file
 from ddpprof.workloads.cases import FAILING_STEP, Case
-from ddpprof.workloads.models import GRID, Branches, parameters, sample
-from ddpprof.workloads.recorder import Capture, Recorder, replica_hash
+from ddpprof.workloads.models import GRID, batches, model_of, parameters
+from ddpprof.workloads.recorder import Capture, Marker, Recorder, replica_hash
 
 TIMEOUT = timedelta(seconds=120)
 """How long a rank waits for another before it fails."""
@@ -53,15 +54,23 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One step as it ran: points on the clock of the device, times on the host's, the loss still on the device."""
+class Pass:
+    """One forward and backward as it ran: points on the device's clock, times on the host's, the loss still on the device."""
 
-    step: tuple[Point, Point]
-    backward: tuple[Point, Point]
     forward_ns: int
+    backward: tuple[Point, Point]
     backward_host_ns: int
-    optimizer_host_ns: int
     loss: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One step as it ran, in the same terms."""
+
+    number: int
+    step: tuple[Point, Point]
+    passes: tuple[Pass, ...]
+    optimizer_host_ns: int
 
 
 def train(case: Case, job: Job, recorder: Recorder) -> None:
@@ -70,29 +79,43 @@ def train(case: Case, job: Job, recorder: Recorder) -> None:
     A case that must fail raises here too, WorkloadError when it did not.
     """
     meeting = dist.group.WORLD if job.device.type == "cpu" else dist.new_group(backend="gloo", timeout=TIMEOUT)
-    model = Branches(case, job.seed, recorder.marker).to(job.device)
+    model = model_of(case, job.seed, recorder.marker, job.rank).to(job.device)
     check_same_parameters(model, meeting)
     ddp = distribute(model, case, job.device)
     recorder.watch(ddp)
     recorder.layout(ddp, "initial")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=GRID)
 
-    captured_step = None if job.capture == "none" else case.warmup + job.iterations
-    for step in range(case.warmup + job.iterations + (captured_step is not None)):
+    first_captured = case.warmup + job.iterations
+    for step in range(first_captured):
         if step == case.warmup:
             recorder.layout(ddp, "rebuilt")
         recorder.step, recorder.is_kept = step, step >= case.warmup
         _fail_if_told(job.rank, step)
-        x = sample(case, job.world_size, job.seed, step, job.rank).to(job.device)
+        batch = _batch(case, job, step)
         dist.barrier(meeting)
-        with bracket(job, recorder, meeting) if step == captured_step else nullcontext():
-            measured = run_step(ddp, optimizer, x, recorder)
+        measured = run_step(case, ddp, optimizer, batch, recorder)
         if case.failure is not None and step == FAILING_STEP:
             raise WorkloadError(f"{case.name}: must fail in the second forward, and did not", "DDP of this torch differs.")
         if recorder.is_kept:
-            recorder.rows.append(iteration(measured, ddp, recorder, is_captured=step == captured_step))
+            recorder.rows.append(iteration(measured, ddp, recorder, is_captured=False))
             recorder.logger(ddp)
-    recorder.run = replace(recorder.run, captured_step=captured_step)
+    if job.capture != "none":
+        captured = range(first_captured, first_captured + case.captured_steps)
+        _fail_if_told(job.rank, first_captured)
+        data = [_batch(case, job, step) for step in captured]
+        with bracket(job, recorder, meeting):
+            steps = []
+            for recorder.step, batch in zip(captured, data, strict=True):
+                steps.append(run_step(case, ddp, optimizer, batch, recorder))
+        for measured in steps:
+            recorder.rows.append(iteration(measured, ddp, recorder, is_captured=True))
+        recorder.logger(ddp)
+        recorder.run = replace(recorder.run, captured_step=first_captured)
+
+
+def _batch(case: Case, job: Job, step: int) -> list[torch.Tensor]:
+    return [x.to(job.device) for x in batches(case, job.world_size, job.seed, step, job.rank)]
 
 
 def distribute(model: torch.nn.Module, case: Case, device: torch.device) -> DistributedDataParallel:
@@ -123,30 +146,44 @@ def check_same_parameters(model: torch.nn.Module, group: dist.ProcessGroup | Non
         raise WorkloadError(f"ranks differ in their model: {what}", "Start every rank with the same case and options.")
 
 
-def run_step(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, x: torch.Tensor, recorder: Recorder) -> Measured:
-    """Runs one forward, backward and optimizer step, and adds no waiting of its own."""
-    marker, device = recorder.marker, x.device
-    recorder.started_ns = started_ns = time.perf_counter_ns()
+def run_step(
+    case: Case,
+    ddp: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    batch: Sequence[torch.Tensor],
+    recorder: Recorder,
+) -> Measured:
+    """Runs a forward and backward on each part of ``batch``, and the optimizer; adds no waiting but the case's own."""
+    marker, device = recorder.marker, batch[0].device
+    recorder.started_ns = time.perf_counter_ns()
     step_start = point(device)
     with marker.range(marks.step(recorder.step)):
-        with marker.range(marks.FORWARD):
-            optimizer.zero_grad(set_to_none=True)
-            loss = ddp(x)
-        forward_ns = time.perf_counter_ns()
-        backward_start = point(device)
-        with marker.range(marks.BACKWARD):
-            loss.backward()
-        backward_end = point(device)
-        backward_ns = time.perf_counter_ns()
+        if case.data_ms and recorder.step % case.data_every == 0:
+            with marker.range(marks.wait("data")):
+                time.sleep(case.data_ms / 1000)
+        optimizer.zero_grad(set_to_none=True)
+        passes = tuple(run_pass(ddp, x, marker) for x in batch)
+        started_ns = time.perf_counter_ns()
         with marker.range(marks.OPTIMIZER):
             optimizer.step()
-        optimizer_ns = time.perf_counter_ns()
-    return Measured(
-        step=(step_start, point(device)),
-        backward=(backward_start, backward_end),
+        optimizer_ns = time.perf_counter_ns() - started_ns
+    return Measured(number=recorder.step, step=(step_start, point(device)), passes=passes, optimizer_host_ns=optimizer_ns)
+
+
+def run_pass(ddp: DistributedDataParallel, x: torch.Tensor, marker: Marker) -> Pass:
+    """Runs one forward and backward, which adds to the gradients that are there."""
+    started_ns = time.perf_counter_ns()
+    with marker.range(marks.FORWARD):
+        loss = ddp(x)
+    forward_ns = time.perf_counter_ns()
+    start = point(x.device)
+    with marker.range(marks.BACKWARD):
+        loss.backward()
+    end = point(x.device)
+    return Pass(
         forward_ns=forward_ns - started_ns,
-        backward_host_ns=backward_ns - forward_ns,
-        optimizer_host_ns=optimizer_ns - backward_ns,
+        backward=(start, end),
+        backward_host_ns=time.perf_counter_ns() - forward_ns,
         loss=loss.detach(),
     )
 
@@ -170,18 +207,19 @@ def elapsed_ns(start: Any, end: Any) -> int:
 
 
 def iteration(measured: Measured, ddp: DistributedDataParallel, recorder: Recorder, *, is_captured: bool) -> IterationRecord:
-    """The row of a step that has run."""
+    """The row of a step that has run. Only of the last one that has can the parameters, and so their hash, still be had."""
+    passes = measured.passes
     return IterationRecord(
         rank=recorder.run.rank,
-        step=recorder.step,
+        step=measured.number,
         is_captured=is_captured,
         step_ns=elapsed_ns(*measured.step),
-        forward_ns=measured.forward_ns,
-        backward_host_ns=measured.backward_host_ns,
-        backward_ns=elapsed_ns(*measured.backward),
+        forward_ns=sum(each.forward_ns for each in passes),
+        backward_host_ns=sum(each.backward_host_ns for each in passes),
+        backward_ns=elapsed_ns(passes[0].backward[0], passes[-1].backward[1]),
         optimizer_host_ns=measured.optimizer_host_ns,
-        loss=measured.loss.item(),
-        replica_hash=replica_hash(ddp.parameters()),
+        loss=passes[-1].loss.item(),
+        replica_hash=replica_hash(ddp.parameters()) if measured.number == recorder.step else None,
     )
 
 
@@ -249,8 +287,9 @@ def reference(case: Case, world_size: int, seed: int, steps: int) -> Iterator[tu
     values = parameters(case, seed)
     used = [value.requires_grad_() for value in values[: case.used]]
     for step in range(steps):
-        batch = torch.stack([sample(case, world_size, seed, step, row) for row in range(world_size)])
-        loss = torch.stack([(weight * batch).sum() for weight in used]).sum()
+        rows = [batches(case, world_size, seed, step, row) for row in range(world_size)]
+        parts = [torch.stack(part) for part in zip(*rows, strict=True)]
+        loss = torch.stack([(weight * part[:, : len(weight)]).sum() for part in parts for weight in used]).sum()
         gradients = [gradient / world_size for gradient in torch.autograd.grad(loss, used)]
         with torch.no_grad():
             for weight, gradient in zip(used, gradients, strict=True):

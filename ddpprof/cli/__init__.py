@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import click
 
 from ddpprof import __version__
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, nearest
 
 CHECK_FAILED = 3
 INTERRUPTED = 130
@@ -28,9 +28,11 @@ INTERRUPTED = 130
 COMMANDS = {
     "profile": "run a case, or your own job, under capture and report what overlapped",
     "analyze": "the numbers of any nsys or torch.profiler report",
+    "diagnose": "which of ten causes holds the step back, and what to try",
     "check": "assert overlap per rank: for CI",
     "verify": "the formal experiment: every case, and the table of what must come out",
     "sweep": "a case, or your own job, at several bucket caps: which to take",
+    "predict": "from one capture: what other bucket caps would do",
     "history": "the trend of a case over the runs kept",
     "cases": "the workload cases",
     "layout": "the DDP buckets of your own model, for one cap or several",
@@ -101,6 +103,19 @@ def keeps_results(command: Callable[..., None]) -> Callable[..., None]:
     return keeping
 
 
+def _tell_progress(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Sets what a flag asks of the Progress; a flag that is absent here may have been given before the command."""
+    if value and isinstance(ctx.obj, Progress):
+        setattr(ctx.obj, str(parameter.name), True)
+
+
+def _shared_options() -> list[click.Option]:
+    """``--quiet`` and ``--verbose``, which may stand before and after the command."""
+    told: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _tell_progress}
+    quiet = click.Option(["-q", "--quiet"], help="No progress on stderr.", **told)
+    return [quiet, click.Option(["-v", "--verbose"], help="With the traceback of an error.", **told)]
+
+
 class LateGroup(click.Group):
     """A group that imports a command only when it is used; its help lines are in COMMANDS."""
 
@@ -111,11 +126,13 @@ class LateGroup(click.Group):
         if name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f"ddpprof.cli.{name}"), name)
+        known = {parameter.name for parameter in command.params}
+        command.params += [option for option in _shared_options() if option.name not in known]
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            ctx.fail(f"no command {args[0]!r}.{nearest(args[0], COMMANDS)}")
+            ctx.fail(f"no command {args[0]!r}. {nearest(args[0], COMMANDS)}".rstrip())
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -129,16 +146,15 @@ class LateGroup(click.Group):
     epilog=examples("ddpprof profile delay_cap4", "ddpprof analyze report.sqlite", "ddpprof check --help"),
 )
 @click.version_option(__version__, message="ddpprof %(version)s")
-@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
-@click.option("-v", "--verbose", is_flag=True, help="With the traceback of an error.")
-@click.pass_obj
-def cli(progress: Progress, quiet: bool, verbose: bool) -> None:
+def cli() -> None:
     """Is my DDP communication hidden, on every rank? And if not, why?
 
     Captures every rank with Nsight Systems and measures, to the nanosecond, how much of the communication
     ran beside compute. Reads your own reports too: .sqlite, .nsys-rep, torch.profiler JSON.
     """
-    progress.quiet, progress.verbose = quiet, verbose
+
+
+cli.params += _shared_options()
 
 
 class Progress:
@@ -176,14 +192,6 @@ class Progress:
         from rich.progress import track
 
         yield from track(items, description=title, console=Console(stderr=True), transient=True)
-
-
-def nearest(word: str, known: Any) -> str:
-    """A sentence that offers the nearest known names, or ""."""
-    import difflib
-
-    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.4)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

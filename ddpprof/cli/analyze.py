@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         "ddpprof analyze runs/delay_cap4 --buckets",
         "ddpprof analyze rank*.nsys-rep --format json",
         "ddpprof analyze report.sqlite --compute spin_kernel",
+        "ddpprof analyze reports/ --cluster tcp://scheduler:8786",
     )
 )
 @click.argument("inputs", nargs=-1, required=True, type=PATH, metavar="INPUT...")
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 @click.option("--buckets", is_flag=True, help="Show every communication interval with its bucket.")
 @click.option("--show-kinds", is_flag=True, help="Show which name was taken for compute, comm or memory.")
 @click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with.")
+@click.option("--cluster", metavar="ADDRESS", help="Many reports: have them read by this Dask cluster, e.g. tcp://host:8786.")
 @click.pass_obj
 def analyze(progress: Progress, /, inputs: tuple[Path, ...], form: str, folder: Path | None, **flags: Any) -> None:
     """How much communication ran beside compute, for every rank, exact to the nanosecond.
@@ -70,33 +72,35 @@ def analyze(progress: Progress, /, inputs: tuple[Path, ...], form: str, folder: 
         whole_capture=flags["whole_capture"],
         buckets=True if flags["buckets"] else None,
     )
-    read = sources.read(
+    surveyed = sources.survey(
         inputs,
-        step_pattern=options.step_pattern,
+        options,
         ranks=flags["ranks"],
         nsys=flags["nsys"],
+        cluster=flags["cluster"],
+        wants_picture=folder is not None or form == "html",
         say=progress.say,
         over=progress.over,
     )
-    found = read.analyze(options)
+    found, records = surveyed.analysis, surveyed.records
     shown = found if flags["show_kinds"] else replace(found, kinds=())
     extra = {"per_step": flags["per_step"], "buckets": flags["buckets"], "kinds": flags["show_kinds"]}
 
     def picture() -> Timeline:
         from ddpprof.analysis.timeline import timeline
 
-        return timeline(read.traces, replace(options, compute=found.focus.pattern if found.focus else None))
+        return timeline(surveyed.pictured, replace(options, compute=found.focus.pattern if found.focus else None))
 
     if folder is not None:
         from ddpprof.reports import files
 
-        files.write(folder, shown, picture(), read.records)
+        files.write(folder, shown, picture(), records)
         progress.say(f"reports are in {folder}")
     if form == "text":
         width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
-        click.echo(text.render(shown, records=read.records, width=width, **extra), nl=False)
+        click.echo(text.render(shown, records=records, width=width, **extra), nl=False)
     elif form == "markdown":
-        click.echo(markdown.render(shown, records=read.records, **extra), nl=False)
+        click.echo(markdown.render(shown, records=records, **extra), nl=False)
     elif form == "json":
         click.echo(tables.to_json(shown), nl=False)
     elif form == "html":

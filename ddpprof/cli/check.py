@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpprof.cli import CHECK_FAILED, PATH, Progress, examples
-from ddpprof.errors import InputError, UsageError
+from ddpprof.errors import InputError, UsageError, nearest_path
 
 if TYPE_CHECKING:
     from ddpprof.analysis.check import Result
@@ -42,7 +42,8 @@ def check(
 ) -> None:
     """Assert overlap (or any number) on every rank.
 
-    Exit status 0: all hold; 3: one does not hold, on some rank; 1: it cannot be told.
+    Exit status 0: all hold; 3: one does not hold, on some rank; 1: it cannot be told. Numbers that the capture makes
+    unreliable are named beside the verdict and do not change it.
     """
     from ddpprof.reports import junit as junit_report
 
@@ -50,10 +51,14 @@ def check(
     if junit is not None:
         junit_report.write(junit, results)
     status = tell(results)
+    unreliable = {result.rank: result.unreliable for result in results if result.unreliable}
+    for rank, codes in unreliable.items():
+        click.echo(f"CAUTION  {rank}: {'; '.join(map(junit_report.unreliable_line, codes))}")
     names = list(dict.fromkeys(result.expectation for result in results))
     n_ranks = len({result.rank for result in results})
     n_good = n_ranks - len({result.rank for result in results if result.verdict != "pass"})
-    click.echo(f"{'not ok' if status else 'ok'}: {', '.join(names)} on {n_good} of {n_ranks} ranks")
+    limits = f", numbers unreliable on {len(unreliable)}" if unreliable else ""
+    click.echo(f"{'not ok' if status else 'ok'}: {', '.join(names)} on {n_good} of {n_ranks} ranks{limits}")
     if status:
         raise click.exceptions.Exit(status)
 
@@ -82,14 +87,15 @@ def _results(
     from ddpprof import profiling
     from ddpprof.analysis.check import check as judge
     from ddpprof.analysis.check import parse
-    from ddpprof.analysis.job import Options
+    from ddpprof.analysis.part import Options
     from ddpprof.rundir import RunDir, read_records
     from ddpprof.workloads import cases
 
     own = [parse(text) for text in expect]
     for path in inputs:
         if not path.exists():
-            raise InputError(f"{path}: no such report or run folder", "Check the path, or make a run: ddpprof profile CASE")
+            hint = nearest_path(path) or "Check the path, or make a run: ddpprof profile CASE"
+            raise InputError(f"{path}: no such report or run folder", hint)
     run = RunDir(inputs[0]) if len(inputs) == 1 and RunDir(inputs[0]).is_run() else None
     manifest = run.read_manifest() if run else {}
     name = case_name or (manifest.get("case") if not expect else None)

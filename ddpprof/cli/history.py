@@ -7,15 +7,17 @@ import click
 from ddpprof.cli import examples, results_option
 
 
-@click.command(epilog=examples("ddpprof history delay_cap4", "ddpprof history delay_cap4 --limit 20 --format json"))
-@click.argument("case")
+@click.command(
+    epilog=examples("ddpprof history", "ddpprof history delay_cap4", "ddpprof history delay_cap4 --limit 20 --format json")
+)
+@click.argument("case", required=False)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N runs alone.")
 @click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: for programs."
 )
 @results_option
-def history(case: str, limit: int | None, form: str, results: str) -> None:
-    """The runs of a case that were kept, newest last; your own jobs are kept as `job`.
+def history(case: str | None, limit: int | None, form: str, results: str) -> None:
+    """The runs of a case that were kept, newest last; your own jobs are kept as `job`. Without CASE: which cases have runs.
 
     A change is marked where the spread sets a run's step apart from the median of the runs before it.
     """
@@ -23,6 +25,9 @@ def history(case: str, limit: int | None, form: str, results: str) -> None:
     from ddpprof.analysis.timing import changes
     from ddpprof.reports import history as reports
 
+    if case is None:
+        click.echo(reports.render_cases(database.cases(results), form), nl=False)
+        return
     runs = database.history(results, case)
     marked = changes(runs)
     newest = slice(-limit if limit else None, None)

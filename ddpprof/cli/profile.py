@@ -50,7 +50,7 @@ class CaseOrCommand(click.Command):
 @click.option("--port", type=int, help="Port for the ranks to meet at; a free one by default.")
 @nsys_option
 @range_option
-@click.option("-o", "--output", "folder", type=PATH, help="The run folder [runs/CASE].")
+@click.option("-o", "--output", "folder", type=PATH, help="The run folder [runs/CASE, runs/SCRIPT].")
 @keeps_results
 @click.pass_context
 def profile(ctx: click.Context, /, case: str | None, uses_range: bool, **options: Any) -> None:

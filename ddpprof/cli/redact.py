@@ -14,9 +14,12 @@ from ddpprof.errors import UsageError
 @click.argument("source", type=PATH, metavar="IN")
 @click.argument("target", type=PATH, metavar="[OUT]", required=False)
 @click.option("--check", "is_check", is_flag=True, help="Only say what IN still tells; exit status 3 when it does.")
+@click.option("--force", "is_forced", is_flag=True, help="Replace OUT when it exists.")
 @click.option("--keep-ranges", multiple=True, metavar="PATTERN", help="Also keep the texts of these NVTX ranges.")
 @click.pass_obj
-def redact(progress: Progress, source: Path, target: Path | None, is_check: bool, keep_ranges: tuple[str, ...]) -> None:
+def redact(
+    progress: Progress, source: Path, target: Path | None, is_check: bool, is_forced: bool, keep_ranges: tuple[str, ...]
+) -> None:
     """Copy an nsys SQLite export without environment, command lines, host, user and process names, paths and output.
 
     The copy holds what the analysis needs and nothing else, so `analyze` gives the same numbers; times are not touched.
@@ -36,6 +39,8 @@ def redact(progress: Progress, source: Path, target: Path | None, is_check: bool
         return
     if target is None:
         raise UsageError("no OUT: where to write the copy?", "Example: ddpprof redact report.sqlite shared.sqlite")
+    if target.exists() and not is_forced:
+        raise UsageError(f"{target}: exists already", "Give the copy another name, or --force to replace it.")
     with progress.working(f"redacting {source.name}"):
         redaction.redact(source, target, keep_ranges)
     click.echo(target)

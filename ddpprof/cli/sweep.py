@@ -48,7 +48,7 @@ OF_CASES = ("ranks", "share_gpu", "iterations")
 @click.option("--iterations", default=10, show_default=True, help="Timed steps of a run.")
 @nsys_option
 @range_option
-@click.option("-o", "--output", "folder", type=PATH, help="The folder of the sweep [runs/sweep/CASE].")
+@click.option("-o", "--output", "folder", type=PATH, help="The folder of the sweep [runs/sweep/CASE, or SCRIPT].")
 @format_option
 @keeps_results
 @click.pass_context

@@ -13,6 +13,7 @@ from nsight import build
 
 from ddpprof.analysis import check, job, load
 from ddpprof.analysis.check import Expectation, Result
+from ddpprof.analysis.part import Options
 from ddpprof.errors import UsageError
 from ddpprof.model import Analysis
 
@@ -50,19 +51,38 @@ def verdicts(analysis: Analysis, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("overlap>0", ("overlap_ns", ">", 0)),
-        ("overlap_ns > 0", ("overlap_ns", ">", 0)),
-        (" tail_ms<=2.5 ", ("tail_ns", "<=", 2_500_000)),
-        ("step_us!=10", ("step_ns", "!=", 10_000)),
-        ("exposed_comm_s<1", ("exposed_comm_ns", "<", 10**9)),
-        ("overlap_ratio>=0.6", ("overlap_ratio", ">=", Decimal("0.6"))),
-        ("buckets==12", ("buckets", "==", 12)),
-        ("n_comm==-1", ("n_comm", "==", -1)),
-        ("launched_early>=1", ("launched_early", ">=", 1)),
+        ("overlap>0", ("overlap_ns", ">", 0, "ns")),
+        ("tail<=0.0", ("tail_ns", "<=", 0, "ns")),
+        ("overlap_ns > 0", ("overlap_ns", ">", 0, "ns")),
+        (" tail_ms<=2.5 ", ("tail_ns", "<=", 2_500_000, "ms")),
+        ("step_us!=10", ("step_ns", "!=", 10_000, "us")),
+        ("exposed_comm_s<1", ("exposed_comm_ns", "<", 10**9, "s")),
+        ("overlap_ratio>=0.6", ("overlap_ratio", ">=", Decimal("0.6"), "")),
+        ("overlap_ratio<=1", ("overlap_ratio", "<=", 1, "")),
+        ("buckets==12", ("buckets", "==", 12, "")),
+        ("n_comm==-1", ("n_comm", "==", -1, "")),
+        ("launched_early>=1", ("launched_early", ">=", 1, "")),
     ],
 )
-def test_parse(text: str, expected: tuple[str, str, Any]) -> None:
-    assert check.parse(text) == Expectation(text.strip(), *expected[:2], Decimal(expected[2]))
+def test_parse(text: str, expected: tuple[str, str, Any, str]) -> None:
+    name, sign, value, unit = expected
+    assert check.parse(text) == Expectation(text.strip(), name, sign, Decimal(value), unit)
+
+
+def test_a_time_needs_a_unit_unless_it_is_zero() -> None:
+    with pytest.raises(UsageError) as caught:
+        check.parse("exposed_comm<=1.5")
+    assert str(caught.value) == (
+        "--expect 'exposed_comm<=1.5': 1.5 of which unit?\nWrite exposed_comm_ms<=1.5, or exposed_comm_us, exposed_comm_ns."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"), [("overlap_ratio>=60", "overlap_ratio>=0.6"), ("overlap_ratio<250", "overlap_ratio<0.6")]
+)
+def test_a_ratio_is_no_percentage(text: str, instead: str) -> None:
+    with pytest.raises(UsageError, match=f"a ratio is from 0 to 1, where the tables show %\nExample: {instead}$"):
+        check.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +124,20 @@ def test_each_rank_is_judged(two_ranks: Analysis, text: str, expected: list[str]
     assert verdicts(two_ranks, text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("tail_ns>0", "tail_ns = 40,000"),
+        ("tail>0", "tail_ns = 40,000"),
+        ("tail_us>0", "tail_us = 40"),
+        ("tail_ms>0", "tail_ms = 0.04"),
+        ("tail_s>0", "tail_s = 0.00004"),
+    ],
+)
+def test_the_answer_is_in_the_unit_of_the_question(two_ranks: Analysis, text: str, seen: str) -> None:
+    assert results(two_ranks, text)[0].seen == seen
+
+
 def test_results_are_by_rank_then_expectation_and_say_what_was_seen(two_ranks: Analysis) -> None:
     assert results(two_ranks, "overlap>0", "overlap_ratio>0.5") == [
         Result("overlap>0", "rank 0", "pass", "overlap_ns = 60,000"),
@@ -121,11 +155,21 @@ def test_a_ratio_equals_what_it_is_shown_as_in_full(two_ranks: Analysis, overlap
 
 def test_a_focus_is_what_the_question_is_about(report: Path) -> None:
     trace = load.read(build(report, TWO_RANKS))
-    focused = job.analyze([trace], job.Options(compute="spin"))
+    focused = job.analyze([trace], Options(compute="spin"))
     assert verdicts(focused, "overlap_us==10") == ["pass", "fail"]
     assert verdicts(focused, "overlap_ratio==0.1") == ["pass", "fail"]
     assert verdicts(focused, "n_compute==1") == ["pass", "fail"]
     assert verdicts(focused, "exposed_comm_us==40") == ["pass", "fail"]
+
+
+def test_what_makes_a_row_unreliable_goes_with_what_was_found(two_ranks: Analysis) -> None:
+    row = replace(two_ranks.ranks[0], unreliable=("capture-incomplete",))
+    found = results(replace(two_ranks, ranks=(row, two_ranks.ranks[1])), "overlap>0", "overlap==0", "idle_ns==0")
+    assert [(result.rank, result.verdict, result.unreliable) for result in found[:2]] == [
+        ("rank 0", "pass", ("capture-incomplete",)),
+        ("rank 0", "fail", ("capture-incomplete",)),
+    ]
+    assert {result.unreliable for result in found[3:]} == {()}
 
 
 # -- what cannot be told
@@ -148,7 +192,7 @@ def test_what_is_not_defined_cannot_be_told(report: Path) -> None:
 def test_opaque_graphs_cannot_be_judged(report: Path) -> None:
     opaque = job.analyze([load.read(build(report, "K dev0 s7 0..9 GEMM\nK dev0 s16 0..9 NCCL\nG dev0 s7 10..99 launch=1..2"))])
     (result,) = results(opaque, "overlap>0")
-    assert result.verdict == "unknown"
+    assert (result.verdict, result.unreliable) == ("unknown", ())
     assert "--cuda-graph-trace=node" in result.seen
 
 

@@ -275,6 +275,7 @@ def test_ranges_that_say_something_are_kept_in_order_of_start(path: Path) -> Non
         (10, "c10d::allreduce_", "cpu_op"),
         (11, "record_param_comms", "cpu_op"),
         (12, "backward", "Operator"),
+        (13, "wait/item", "user_annotation"),
     ]
     left = [("aten::mm", "cpu_op"), ("Optimizer.step#SGD.step", "user_annotation"), ("step 4", "gpu_user_annotation")]
     rows = [U(ts, "0.5", name, cat=cat, thread=ts) for ts, name, cat in reversed(kept)]
@@ -354,6 +355,19 @@ def test_extent_and_overheads(path: Path) -> None:
     assert trace.extent == (500, 100_000)
     assert trace.overheads == ((0, 20_000, 25_000),)
     assert read(write(path, K(1, 1))).extent is None
+
+
+def test_waits_are_the_calls_that_return_when_the_device_is_done(path: Path) -> None:
+    calls = [
+        ("cuda_runtime", "cudaStreamSynchronize", 9, "1.5"),
+        ("cuda_driver", "cuCtxSynchronize", 3, 2),
+        ("cuda_runtime", "cudaMemcpy", 7, 1),
+        ("cuda_runtime", "cudaMemcpyAsync", 11, 1),
+        ("cuda_runtime", "cudaDeviceSynchronize", 12, 0),
+        ("cpu_op", "cudaDeviceSynchronize", 13, 1),
+    ]
+    trace = read(write(path, K(1, 1), *(event(cat, name, ts, dur, 10, 11) for cat, name, ts, dur in calls)))
+    assert trace.waits == ((0, 3_000, 5_000), (0, 7_000, 8_000), (0, 9_000, 10_500))
 
 
 def test_nothing_of_host_paths_or_versions_is_kept(path: Path) -> None:
@@ -534,7 +548,12 @@ def test_calls_and_executions_are_paired_by_collective_and_never_backward(path: 
 
 
 def test_allreduce_marks_count_only_where_gloo_says_nothing(path: Path) -> None:
-    marked = (U(32, 20, marks.allreduce(0)), U(61, 6, marks.allreduce(1)), U(50, 5, marks.compute(0)))
+    marked = (
+        U(32, 20, marks.allreduce(0)),
+        U(61, 6, marks.allreduce(1)),
+        U(50, 5, marks.compute(0)),
+        U(52, 3, marks.wait("disk")),
+    )
     names = [name for name, *_ in operations(read(write(path, *GLOO, *marked)))]
     assert names.count("gloo:all_reduce") == 3
     assert set(names) == {"gloo:all_reduce", "delay/0", "delay/1", "compute/0"}

@@ -367,6 +367,14 @@ def test_nothing_of_the_environment_is_kept(report: Path) -> None:
     assert not [word for word in ("hunter2", "alice", "SECRET", "HOME") if word in kept]
 
 
+@pytest.mark.parametrize("schema", ["2022.4", "2023.3", "2024.2"])
+def test_the_settings_are_those_of_all_processes_and_only_numbers_or_switches(report: Path, schema: str) -> None:
+    env = {"TORCH_NCCL_BLOCKING_WAIT": "True", "CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "alice", "NCCL_DEBUG": "1"}
+    trace = read(report, [K(0, 7, 0, 1, pid=100), K(0, 7, 0, 1, pid=101)], schema=schema, env=env | {"NCCL_SHM_DISABLE": ""})
+    expected = (("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_NCCL_BLOCKING_WAIT", "True"))
+    assert [process.settings for process in trace.processes] == [expected, expected]
+
+
 # -- devices
 
 
@@ -451,6 +459,39 @@ def test_a_run_without_a_device(report: Path, schema: str) -> None:
     ]
     assert trace.devices == ()
     assert {warning.code for warning in trace.warnings} == {"capture-incomplete", "dropped-rows"}
+
+
+# -- waits
+
+
+def test_waits_are_the_calls_that_return_when_the_device_is_done(report: Path) -> None:
+    rows = """
+        process 101
+        K dev0 s7 0..1 GEMM
+        R 1 30..35    cuEventSynchronize
+        process 100
+        K dev0 s7 0..1 GEMM launch=-2..-1
+        R 1 50..60.5  cudaStreamSynchronize_ptsz_v7000
+        R 2 20..21    cudaDeviceSynchronize_v3020 thread=2
+        R 3 40..41    cudaMemcpy_v3020
+        R 4 42..43    cudaMemcpyAsync_v3020
+        R 5 44..45    cudaStreamWaitEvent_v3020
+        R 6 46..46    cudaEventSynchronize_v3020
+        process 999
+        R 1 20..30    cudaDeviceSynchronize_v3020
+    """
+    expected = ((0, 20_000, 21_000), (0, 40_000, 41_000), (0, 50_000, 60_500), (1, 30_000, 35_000))
+    assert read(report, rows).waits == expected
+    assert read(report, rows, shuffle=1, shift_ns=1_000).waits == expected
+    assert read(report, rows, sql='ALTER TABLE CUPTI_ACTIVITY_KIND_RUNTIME RENAME COLUMN "end" TO till').waits == ()
+
+
+@pytest.mark.parametrize("domain", [None, "ddpprof"])
+def test_a_mark_of_waiting_is_a_range_and_no_work(report: Path, domain: str | None) -> None:
+    rows = [N(0, 9, "rank/0"), N(1, 5, "delay/0", domain=domain), N(5, 8, "wait/item", domain=domain)]
+    trace = read(report, rows)
+    assert [row[2:5] for row in ranges(trace)][1:] == [(1, 5, "delay/0"), (5, 8, "wait/item")]
+    assert [trace.names[name] for name in trace.operations.name] == ["delay/0"]
 
 
 # -- the profiler's own word

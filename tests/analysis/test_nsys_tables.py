@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -75,6 +76,20 @@ def test_integers_after_a_whole_batch_of_nulls(report: Path) -> None:
     assert integers(sqlite(report, [(0, None)] * BATCH + [(0, 5)]))[-2:] == [None, 5]
 
 
+@pytest.mark.parametrize("odd", [None, "x"])
+def test_rows_by_the_value_of_a_column(report: Path, tmp_path: Path, odd: Any) -> None:
+    rows = [(at, at % 3) for at in range(BATCH)] + [(odd, 2), (7, odd)]
+    wanted = [1, 2, 4, 5, 7, 8, None]
+    tables: list[Tables] = [sqlite(report, rows)]
+    if odd is None:
+        tables.append(parquet(tmp_path / "p", a=[a for a, _ in rows], b=[b for _, b in rows]))
+    for each in tables:
+        found = each.integers_where("T", ["a"], "b", [1, 2])
+        assert [None if value == MISSING else value for value in found.pop("a").tolist()] == wanted
+        assert found == {}
+        assert each.integers_where("T", ["a"], "b", [9])["a"].tolist() == []
+
+
 def test_no_rows(report: Path) -> None:
     tables = sqlite(report, [])
     assert [(len(column), str(column.dtype)) for column in tables.integers("T", ["a", "b"]).values()] == [(0, "int64")] * 2
@@ -121,6 +136,35 @@ def test_two_threads_with_holes_in_the_row_ids(report: Path, monkeypatch: pytest
     monkeypatch.setattr(nsys_tables, "SPLIT_ROWS", 10)
     tables = sqlite(report, [(at, at) for at in range(30)], more="DELETE FROM T WHERE rowid BETWEEN 3 AND 25")
     assert integers(tables) == [0, 1, 25, 26, 27, 28, 29]
+
+
+@pytest.mark.parametrize("holes", ["rowid = 0", "rowid BETWEEN 3 AND 20", "rowid > 4"])
+@pytest.mark.parametrize("split", [10, 1000])
+def test_what_is_made_of_each_run_is_joined_in_row_order(
+    report: Path, split: int, holes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each run the even numbers as they are, and halved."""
+    monkeypatch.setattr(nsys_tables, "SPLIT_ROWS", split)
+    tables = sqlite(report, [(at, 100 + at) for at in range(50)], more=f"DELETE FROM T WHERE {holes}")
+    left = integers(tables, "a")
+
+    def convert(rows: nsys_tables.Rows) -> nsys_tables.Columns:
+        even = rows["a"][rows["a"] % 2 == 0]
+        return {"even": even, "half": even // 2}
+
+    found, n_read = tables.collect("T", ["a"], convert, {"even": np.int64, "half": np.int8})
+    expected = [at for at in left if at is not None and at % 2 == 0]
+    assert (found["even"].tolist(), found["half"].tolist(), n_read) == (expected, [at // 2 for at in expected], len(left))
+    assert found["half"].dtype == np.int8
+
+
+def test_more_rows_than_row_ids_are_damage(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = sqlite(report, [(0, 0)] * 9)
+    monkeypatch.setattr(tables, "_most_rows", 8)
+    assert refusal(lambda: integers(tables)) == [
+        f"{report}: damaged SQLite file: more rows than row ids",
+        "Export the report again: ddpprof export --force REPORT",
+    ]
 
 
 def test_a_column_of_the_name_rowid_does_no_harm(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +325,10 @@ def test_an_empty_file(report: Path) -> None:
 @pytest.mark.parametrize("raw", [b"some text", b"SQLite format 2\0", b"\0" * 200, b"S"])
 def test_what_is_not_sqlite(report: Path, raw: bytes) -> None:
     report.write_bytes(raw)
-    assert refusal(lambda: load.read(report))[0] == f"{report}: not an SQLite file, so not an Nsight Systems export"
+    assert refusal(lambda: load.read(report)) == [
+        f"{report}: not an SQLite file, so not an Nsight Systems export",
+        "Give an nsys .sqlite or .nsys-rep, or torch.profiler JSON.",
+    ]
 
 
 def test_another_programs_database(report: Path) -> None:

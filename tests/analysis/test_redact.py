@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from ddpprof.analysis import job, load
 from ddpprof.analysis.nsight_schema import SHARED
+from ddpprof.analysis.part import Options
 from ddpprof.analysis.redact import Leak, check, redact
 from ddpprof.cli import main
 from ddpprof.errors import InputError, UsageError
@@ -33,6 +34,8 @@ DDP = """
     K dev0 s16 170..250.25 NCCL launch=150..151 thread=2
     M dev0 s7  190..200 HtoD launch=185..186
     R 900 201..202 cudaEventQuery_v3020
+    N    203..211 "wait/item" domain=ddpprof
+    R 901 204..210 cudaStreamSynchronize_v3020
     O 170..175
     D "Not all CUDA events might have been collected."
     process 101 rank=1 world=2 gpus=b
@@ -40,12 +43,12 @@ DDP = """
     K dev0 s7  110..180 GEMM launch=105..106
     K dev0 s16 175..250.25 NCCL launch=150..151
 """
-ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,3"}
+ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,3", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
 def numbers(path: Path) -> str:
     """All that `analyze --format json --buckets --show-kinds` says."""
-    return to_json(job.analyze([load.read(path)], job.Options(buckets=True)))
+    return to_json(job.analyze([load.read(path)], Options(buckets=True)))
 
 
 def redacted(path: Path, *keep_ranges: str) -> Path:
@@ -198,7 +201,13 @@ def test_no_secret_is_in_any_byte_of_the_copy(planted: tuple[Path, Secrets]) -> 
 
 def test_the_analysis_of_the_copy_is_that_of_the_report(planted: tuple[Path, Secrets]) -> None:
     path, _ = planted
-    assert numbers(redacted(path)) == numbers(path)
+    copy = redacted(path)
+    assert numbers(copy) == numbers(path)
+    before, after = load.read(path), load.read(copy)
+    assert (after.processes, after.waits, after.texts) == (before.processes, before.waits, before.texts)
+    assert before.processes[0].settings
+    assert before.waits
+    assert "wait/item" in before.texts
 
 
 def test_the_check_finds_the_secrets_by_kind_and_tells_none(
@@ -252,9 +261,12 @@ def test_times_and_places_are_not_touched(report: Path) -> None:
         assert rows
 
 
-def test_of_the_environment_only_the_numbers_of_the_job_stay(report: Path) -> None:
+def test_of_the_environment_only_the_numbers_and_switches_of_the_job_stay(report: Path) -> None:
     env = {
         "USER": "jane",
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "jane",
+        "NCCL_DEBUG": "1",
         "RANK": "3",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "four",
@@ -262,8 +274,9 @@ def test_of_the_environment_only_the_numbers_of_the_job_stay(report: Path) -> No
         "MASTER": "h",
     }
     copy = redacted(build(report, DDP, env=env))
-    assert query(copy, "SELECT value FROM META_DATA_CAPTURE") == [('RANK="3"',), ('LOCAL_RANK="1"',), ('WORLD_SIZE=""',)]
-    assert query(copy, "SELECT value FROM TARGET_INFO_SYSTEM_ENV") == [("RANK=3;LOCAL_RANK=1;WORLD_SIZE=",)]
+    kept = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": ""}
+    assert query(copy, "SELECT value FROM META_DATA_CAPTURE") == [(f'{name}="{value}"',) for name, value in kept.items()]
+    assert query(copy, "SELECT value FROM TARGET_INFO_SYSTEM_ENV") == [(";".join(f"{k}={v}" for k, v in kept.items()),)]
 
 
 def texts(path: Path) -> list[str]:

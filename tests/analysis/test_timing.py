@@ -105,6 +105,7 @@ def test_the_job_has_them_too_and_no_rank() -> None:
         ([100] * 5, None),
         ([80, 90, 100, 110, 120], None),
         ([70, 85, 100, 115, 130], "iterations spread by 15 % of their median, more than 10 %"),
+        ([797, 898, 1000, 1101, 1202], "iterations spread by just over 10 % of their median"),
     ],
 )
 def test_few_or_scattered_iterations_bear_no_conclusion(values: list[int], reason: str | None) -> None:

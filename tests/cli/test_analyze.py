@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from nsight import K, build
+from nsight import K, P, build
 
 from ddpprof.reports import page
 
@@ -164,6 +164,16 @@ def test_step_range_finds_steps_of_another_name(cli, tmp_path):
     assert [row["steps"] for row in ranks(cli("analyze", path, "-f", "json", "--step-range", "^epoch"))] == [2]
 
 
+def test_a_rank_that_the_report_tells_itself_is_overruled_with_a_warning(cli, tmp_path):
+    path = build(tmp_path / "node.sqlite", [P(100, rank=2, world=4), K(0, 7, 0, 10)])
+    found = json.loads(cli("analyze", path, "-f", "json", "--rank", "node.sqlite=1").out)
+    warnings = {warning["code"]: warning["message"] for warning in found["warnings"]}
+    assert found["ranks"][0]["rank"] == 1
+    assert warnings["rank-overruled"] == "rank 1 by --rank, though the report itself tells rank 2"
+    agreed = json.loads(cli("analyze", path, "-f", "json", "--rank", "node.sqlite=2").out)
+    assert "rank-overruled" not in {warning["code"] for warning in agreed["warnings"]}
+
+
 def test_a_rank_can_be_told_by_path_or_name(cli, tmp_path):
     paths = [build(tmp_path / f"node{at}.sqlite", [K(0, 7, 0, 10 + at)], session_ns=at) for at in (1, 2)]
     flags = ("--rank", f"{paths[0]}=5", "--rank", "node2.sqlite=3")
@@ -176,13 +186,13 @@ def test_a_rank_can_be_told_by_path_or_name(cli, tmp_path):
     [
         (["--streams", "7;20"], "--streams 7;20: not a list of stream ids", "--streams 7,20"),
         (["--streams", ""], "not a list of stream ids", "--streams 7,20"),
-        (["--streams", "999"], "no stream 999 in the input", "streams"),
+        (["--streams", "999"], "no stream 999 in the input", "There are: 7, 16, 20."),
         (["--step", "four"], "--step four: not a step number", "--step 3:12"),
         (["--step", "4:"], "not a step number or A:B", "--step 3:12"),
         (["--step", "-1"], "not a step number or A:B", "--step 3:12"),
         (["--step", "5:3"], "--step 5:3: ends before it begins", "--step 3:5"),
-        (["--step", "99"], "no step 99:99 in the input", "--per-step"),
-        (["--step", "9" * 30], "in the input", "--per-step"),
+        (["--step", "99"], "no step 99 in the input", "There are: 3, 4, 5."),
+        (["--step", "9" * 30], "in the input", "There are: "),
         (["--compute", "["], "--compute: not a regular expression", "backslash"),
         (["--comm", "("], "--comm: not a regular expression", "backslash"),
         (["--not-comm", "*"], "--not-comm: not a regular expression", "backslash"),
@@ -253,7 +263,7 @@ def test_what_cannot_be_written_whole_is_not_written(cli, gpu, tmp_path, monkeyp
     assert (found.status, found.out) == (1, "")
     assert found.err.splitlines() == [
         f"ddpprof: {folder}: cannot be written: No space left on device",
-        "Free some space or choose another place with -o.",
+        "Free some space or choose another place.",
     ]
     assert names(folder) == FILES if is_there else not folder.exists()
     assert not is_there or (folder / "summary.md").read_text() == "old"
@@ -266,7 +276,7 @@ def test_a_place_without_permission_or_of_another_kind_is_told(cli, gpu, tmp_pat
     monkeypatch.setattr("os.access", lambda path, mode: False)
     found = cli("analyze", gpu, "-o", tmp_path / "out")
     assert (found.status, found.out) == (1, "")
-    assert found.err == f"ddpprof: {tmp_path / 'out'}: no permission to write there\nChoose another place with -o.\n"
+    assert found.err == f"ddpprof: {tmp_path / 'out'}: no permission to write there\nChoose another place.\n"
 
 
 # ------------------------------------------------------------------------------------------------------------ inputs

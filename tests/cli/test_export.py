@@ -70,6 +70,8 @@ def test_what_is_no_report_is_told_before_any_nsys_is_looked_for(report, monkeyp
     monkeypatch.setenv("DDPPROF_NSYS", "no-nsys-at-all")
     assert export("missing.nsys-rep") == 1
     assert capsys.readouterr().err == "ddpprof: missing.nsys-rep: no such report\n"
+    assert export("reprot.nsys-rep") == 1
+    assert capsys.readouterr().err == "ddpprof: reprot.nsys-rep: no such report\nDid you mean report.nsys-rep?\n"
     report.with_suffix(".qdstrm").touch()
     assert export("report.qdstrm") == 1
     assert "unfinished stream, not a report" in capsys.readouterr().err

@@ -46,6 +46,26 @@ def test_the_limit_keeps_the_newest_and_their_change(cli, kept):
     assert [(row["bucket_cap_mb"], row["change_ns"]) for row in found["runs"]] == [(64.0, None), (4.0, 10)]
 
 
+def test_without_a_case_it_lists_those_that_have_runs(cli, kept):
+    results.append("sqlite:///runs/results.sqlite", [run(5, 7, case_name="job")])
+    title, _, heading, *rows = cli("history").out.splitlines()
+    assert (title, heading.split(), rows) == (
+        "Runs kept",
+        ["case", "runs", "(UTC)"],
+        ["  delay_cap4     4  2026-03-04 10:00:00", "  job            1  2026-03-05 10:00:00"],
+    )
+    assert json.loads(cli("history", "--format", "json").out)["cases"] == [
+        {"case": "delay_cap4", "runs": 4, "newest_utc": "2026-03-04T10:00:00+00:00"},
+        {"case": "job", "runs": 1, "newest_utc": "2026-03-05T10:00:00+00:00"},
+    ]
+    assert cli("history", "--results", "sqlite:///no.sqlite").status == 1
+
+
+def test_a_database_of_no_runs_lists_none(cli, kept):
+    results.append("sqlite:///empty.sqlite", [])
+    assert cli("history", "--results", "sqlite:///empty.sqlite").out.startswith("Runs kept\n  (none)")
+
+
 def test_a_database_elsewhere(cli, kept, monkeypatch, tmp_path):
     kept.rename(tmp_path / "other.sqlite")
     assert cli("history", "delay_cap4", "--results", "sqlite:///other.sqlite").status == 0
@@ -61,7 +81,6 @@ def test_a_database_elsewhere(cli, kept, monkeypatch, tmp_path):
         (["delay_cap4", "--results", "here"], 2, "--results: not a database URL that SQLAlchemy knows"),
         (["delay_cap4", "--limit", "0"], 2, "Invalid value for '--limit'"),
         (["delay_cap4", "--format", "csv"], 2, "'csv' is not one of"),
-        ([], 2, "Missing argument 'CASE'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -9,15 +9,15 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 
-import ddpprof.cli
 from ddpprof import __version__, inputs
 from ddpprof.cli import COMMANDS, Progress
 from ddpprof.cli import cli as group
-from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError, WorkloadError
+from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError, WorkloadError, nearest, nearest_path
 
 HEAVY = {"numpy", "pandas", "pyarrow", "sqlalchemy", "torch", "matplotlib", "rich", "ddpprof.analysis", "ddpprof.reports"}
 NAMES = sorted(COMMANDS)
@@ -33,7 +33,7 @@ def reading(monkeypatch):
                 raise with_error
             with_error()
 
-        monkeypatch.setattr(inputs, "read", read)
+        monkeypatch.setattr(inputs, "survey", read)
 
     return ends
 
@@ -68,9 +68,22 @@ def test_an_error_is_one_or_two_lines_and_a_status(cli, reading, error, status, 
 @pytest.mark.parametrize("error", [InputError("a: is empty"), KeyError("x")], ids=["ours", "a bug"])
 def test_verbose_puts_the_traceback_before_it(cli, reading, flags, error):
     reading(error)
-    said = cli(*flags, "analyze", "a").err
-    assert said.startswith("Traceback (most recent call last):\n")
-    assert said.splitlines()[-1 if isinstance(error, DdpprofError) else -2].startswith("ddpprof: ")
+    for words in ([*flags, "analyze", "a"], ["analyze", *flags, "a"], ["analyze", "a", *flags]):
+        said = cli(*words).err
+        assert said.startswith("Traceback (most recent call last):\n")
+        assert said.splitlines()[-1 if isinstance(error, DdpprofError) else -2].startswith("ddpprof: ")
+
+
+@pytest.mark.parametrize("arguments", [["-q", "facts"], ["facts", "-q"], ["facts", "--quiet"]], ids=" ".join)
+def test_quiet_may_stand_before_and_after_the_command(cli, monkeypatch, arguments):
+    monkeypatch.setattr("ddpprof.workloads.facts.check_facts", tuple)
+    assert (cli(*arguments).err, cli("facts").err) == ("", "checking the facts about the DDP Reducer\n")
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_takes_quiet_and_verbose_once(cli, name):
+    said = cli(name, "--help").out + cli(name, "--help").out
+    assert (said.count("  -q, --quiet "), said.count("  -v, --verbose ")) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -233,5 +246,34 @@ def test_help_and_cases_load_nothing_heavy():
 
 
 def test_nearest_names_are_offered_only_where_there_are_any():
-    assert ddpprof.cli.nearest("exprot", COMMANDS).startswith(" Did you mean export")
-    assert ddpprof.cli.nearest("zzz", COMMANDS) == ""
+    assert nearest("exprot", COMMANDS).startswith("Did you mean export")
+    assert nearest("zzz", COMMANDS) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("runs/delay_cap5", "Did you mean runs/delay_cap4?"),
+        ("rums/delay_cap4", "Did you mean runs/delay_cap4?"),
+        ("rums/nowhere/delay_cap4", ""),
+        ("reprot.sqlite", "Did you mean report.sqlite?"),
+        ("runs/zzz", ""),
+    ],
+)
+def test_the_nearest_paths_are_offered_where_there_are_any(tmp_path, monkeypatch, name, offered):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "delay_cap4").mkdir(parents=True)
+    (tmp_path / "report.sqlite").touch()
+    assert nearest_path(Path(name)) == offered
+    assert nearest_path(tmp_path / name) == offered.replace("mean ", f"mean {tmp_path}/")
+
+
+@pytest.mark.parametrize("command", [["analyze", "reprot.sqlite"], ["check", "reprot.sqlite", "--expect", "overlap>0"]])
+def test_a_mistyped_path_is_told_with_the_nearest(cli, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.sqlite").touch()
+    assert cli(*command) == (
+        1,
+        "",
+        "ddpprof: reprot.sqlite: no such report or run folder\nDid you mean report.sqlite?\n",
+    )

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 from ddpprof.model import (
+    Across,
+    AcrossRank,
     Analysis,
     BucketRecord,
     BucketRow,
+    CollectiveRow,
     FailureRecord,
     Finding,
     Focus,
@@ -152,6 +155,20 @@ def analysis(*ranks: RankRow, **other: Any) -> Analysis:
     return Analysis(**(fixed | other))
 
 
+def across_row(row: RankRow, n: int, wait_ns: int, n_last: int | None = None, late_ns: int | None = None) -> AcrossRank:
+    return AcrossRank(
+        rank=row.rank,
+        report=row.report,
+        pid=row.pid,
+        device_id=row.device_id,
+        offset_ns=0,
+        n_collectives=n,
+        n_last=n_last,
+        wait_ns=wait_ns,
+        late_ns=late_ns,
+    )
+
+
 def two_ranks() -> Analysis:
     """The real capture of two ranks on one H200: 12 buckets, of which the first and the last are shown."""
     zero = rank_row(0, 74_890_977, 67_689_034, 49_068_882, 44_272_812, is_time_sliced=True, n_before_last_compute=11)
@@ -205,6 +222,27 @@ def two_ranks() -> Analysis:
                 evidence={"tail_ns": 4_796_070, "overlap_ratio": 0.9, "bucket": 11},
             ),
         ),
+        across=Across(
+            clock="one report",
+            uncertainty_ns=10_000,
+            refused=None,
+            transfer_ns=43_304_680,
+            ranks=(across_row(zero, 12, 5_764_202), across_row(one, 12, 0)),
+            collectives=(
+                CollectiveRow(
+                    step=4,
+                    place=0,
+                    bucket=0,
+                    operation="AllReduce",
+                    size_bytes=4_194_304,
+                    transfer_ns=4_055_098,
+                    length_ns=[4_250_648, 4_055_098],
+                    wait_ns=[195_550, 0],
+                    arrival_ns=[0, 2_247_563],
+                    last=None,
+                ),
+            ),
+        ),
         warnings=(TIME_SLICED, FEW_STEPS),
         timings=tuple(
             row
@@ -224,7 +262,16 @@ def four_hosts() -> Analysis:
     overlaps = (46_505_689, 12_269_099, 0, 10_479_263)
     host = {"device_id": None, "device_name": None, "gpu": None, "n_compute": 12}
     ranks = [rank_row(rank, 300_000_000, 240_000_000, 50_000_000, overlaps[rank], **host) for rank in range(4)]
-    return analysis(*ranks, evidence="host-ranges", warnings=(FEW_STEPS,))
+    late = (4_170_934, 5_690_852, -10_115_134, -4_170_934)
+    across = Across(
+        clock="collective ends",
+        uncertainty_ns=812_000,
+        refused="ranks differ in number of collectives: 12 and 11 (step 7)",
+        transfer_ns=8_000_000,
+        ranks=tuple(across_row(row, 48, 1_000_000 * row.rank, 7 * row.rank, late[row.rank]) for row in ranks),
+        collectives=(),
+    )
+    return analysis(*ranks, evidence="host-ranges", across=across, warnings=(FEW_STEPS,))
 
 
 def no_comm() -> Analysis:

@@ -17,6 +17,7 @@ class Result(NamedTuple):
     rank: str
     verdict: str
     seen: str
+    unreliable: tuple[str, ...] = ()
 
 
 RESULTS = (
@@ -41,6 +42,17 @@ def test_the_document() -> None:
   </testcase>
 </testsuite>
 """
+    )
+
+
+def test_what_makes_numbers_unreliable_is_the_output_of_its_test() -> None:
+    (case,) = ElementTree.fromstring(junit.render([RESULTS[0]._replace(unreliable=("time-sliced", "new\x00code"))]).encode())
+    assert (case[0].tag, (case[0].text or "").splitlines()) == (
+        "system-out",
+        [
+            "numbers unreliable: time-sliced: several ranks share one GPU: intervals include time switched out",
+            r"numbers unreliable: new\x00code: new\x00code",
+        ],
     )
 
 

@@ -123,3 +123,11 @@ def test_csv_keeps_integers_and_leaves_the_missing_empty(make: Make) -> None:
 def test_csv_of_no_known_table(make: Make) -> None:
     with pytest.raises(UsageError, match="no table 'lanes'"):
         tables.to_csv(make("nothing"), "lanes")
+
+
+def test_one_rank_keeps_its_own_row_across_ranks(make: Make) -> None:
+    found = make("two_ranks")
+    whole, alone = strict(tables.to_json(found))["across"], strict(tables.rank_json(found, found.ranks[1]))["across"]
+    assert list(whole) == ["clock", "uncertainty_ns", "refused", "transfer_ns", "ranks", "collectives"]
+    assert (alone["ranks"], alone["collectives"]) == (whole["ranks"][1:], [])
+    assert (alone["clock"], alone["transfer_ns"]) == (whole["clock"], whole["transfer_ns"])

@@ -59,6 +59,10 @@ def with_overlap(found: Analysis, *overlaps: int, **other: Any) -> Analysis:
         ((10, 10), "Yes: all communication is hidden on ranks 0, 1."),
         ((5, 10), "Mostly: 50.0 % of"),
         ((4, 10), "Partly: 40.0 % of"),
+        ((0.5, 10), "Partly: 5.0 % of"),
+        ((0.4, 0.4), "Hardly: 4.0 % of"),
+        ((0, 0.4), "Hardly: 0 % of"),
+        ((0.4, 10), "Not on every rank: 4.0 % of"),
         ((0, 10), "Not on every rank: 0 % of"),
         ((0, 0), "No: no communication is hidden on ranks 0, 1; rank 0: 10.000 ms of 10.000 ms exposed per step."),
     ],
@@ -119,7 +123,7 @@ def test_a_rank_without_communication_is_named(make: Make) -> None:
             "many_steps",
             "2 of 4 ranks (ranks 2, 3 not in the input); 2 GPUs (NVIDIA H200), not time-sliced; 5 complete steps, 1 left out",
         ),
-        ("nothing", "0 ranks, world size unknown; 0 complete steps"),
+        ("nothing", "no rank with any work; 0 complete steps"),
     ],
 )
 def test_the_scope(make: Make, name: str, text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 import ddpprof
 from ddpprof.errors import InputError
-from ddpprof.rundir import STEPS_FOLDER, RunDir, read_steps
+from ddpprof.rundir import STEPS_FOLDER, RunDir, read_records, read_steps
 from ddpprof.workloads import own
 
 
@@ -59,3 +59,35 @@ def test_a_line_that_no_step_wrote_is_named(tmp_path):
     (tmp_path / "steps.rank1.txt").write_text("4 30\nfive 7\n")
     with pytest.raises(InputError, match=r"steps\.rank1\.txt: not a line of ddpprof\.timed_step: 'five 7'"):
         read_steps(RunDir(tmp_path))
+
+
+def test_a_watched_model_records_the_gradients_of_timed_steps(marked, alone, monkeypatch, tmp_path):
+    """Its buckets are marked too. The records are written when the process ends."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv(STEPS_FOLDER, str(tmp_path))
+    monkeypatch.setattr(own, "_watched", {})
+    at_end = []
+    monkeypatch.setattr(own.atexit, "register", lambda *call: at_end.append(call))
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), bucket_cap_mb=2)
+    ddpprof.watch(ddp)
+    for number in range(2):
+        with ddpprof.timed_step(number):
+            ddp(torch.ones(1, 4)).sum().backward()
+    ((write, folder),) = at_end
+    write(folder)
+    assert [name for name in marked if not name.startswith("rank")] == ["step/0", *SENT, "step/1", *SENT]
+    found = read_records(RunDir(tmp_path))
+    assert (found.runs[0].bucket_cap_mb, found.runs[0].backend, found.parameters[0].names) == (2, "gloo", ["weight", "bias"])
+    assert [(row.step, sorted(row.parameters)) for row in found.gradients] == [(0, [0, 1]), (1, [0, 1])]
+    assert [(row.step, row.step_ns) for row in found.gradients] == read_steps(RunDir(tmp_path))
+    assert [(row.step, row.size_bytes) for row in found.buckets] == [(0, 80), (1, 80)]
+
+
+SENT = ["bucket/0/80", "allreduce/0"]
+
+
+def test_outside_of_a_run_of_ours_a_model_is_left_alone(alone, monkeypatch):
+    monkeypatch.delenv(STEPS_FOLDER, raising=False)
+    monkeypatch.setattr(own, "_watched", {})
+    ddpprof.watch(None)
+    assert own._watched == {}

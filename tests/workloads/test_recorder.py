@@ -65,11 +65,11 @@ def test_rows_come_back_as_they_were_written(recorder_of, tmp_path):
 HOOK = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 from dataclasses import replace
-from ddpprof.workloads.cases import CASES
+from ddpprof.workloads.cases import CASES, Branch
 from ddpprof.workloads.models import Branches
 from ddpprof.workloads.training import distribute
 
-case = replace(CASES["coarse4_cap4"], parameter_mb=1 / 64, bucket_cap_mb=1 / 32)
+case = replace(CASES["coarse4_cap4"], branches=12 * (Branch(1 / 64),), bucket_cap_mb=1 / 32)
 with_hook, without = (distribute(Branches(case, 0, Marker()), case, torch.device("cpu")) for _ in range(2))
 recorder.watch(with_hook)
 recorder.is_kept = True
@@ -80,7 +80,7 @@ for step in range(3):
         ddp(x).backward()
     for ours, theirs in zip(with_hook.parameters(), without.parameters(), strict=True):
         assert torch.equal(ours.grad.view(torch.int32), theirs.grad.view(torch.int32))
-print([row.parameters for row in recorder.rows][-6:])
+print([row.parameters for row in recorder.rows if hasattr(row, "bucket")][-6:])
 print(recorder.rows[-1].is_last, recorder.rows[-1].size_bytes, recorder.rows[-1].launch_ns >= recorder.rows[-1].ready_ns)
 """
 
@@ -88,3 +88,52 @@ print(recorder.rows[-1].is_last, recorder.rows[-1].size_bytes, recorder.rows[-1]
 def test_gradients_with_the_hook_are_bitwise_those_without(world):
     buckets = "[[11, 10], [9, 8], [7, 6], [5, 4], [3, 2], [1, 0]]"
     assert world(HOOK, 2) == [f"{buckets}\nTrue 32768 True\n"] * 2
+
+
+WRITTEN = """
+from pathlib import Path
+from dataclasses import replace
+from ddpprof.rundir import RunDir, read_records
+from ddpprof.workloads.cases import CASES
+from ddpprof.workloads.training import distribute
+
+class Gated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen = torch.nn.Linear(4, 4, bias=False).requires_grad_(False)
+        self.body = torch.nn.Linear(4, 4, bias=False)
+        self.gate = torch.nn.Linear(4, 4, bias=False)
+
+    def forward(self, x):
+        return self.body(self.gate(self.frozen(x))).sum()
+
+ddp = torch.nn.parallel.DistributedDataParallel(Gated(), find_unused_parameters=True, bucket_cap_mb=1e-4)
+recorder.watch(ddp)
+for recorder.step in range(2):
+    recorder.is_kept, recorder.started_ns = recorder.step == 1, __import__("time").perf_counter_ns()
+    ddp(torch.ones(1, 4)).backward()
+recorder.took(5)
+folder = Path(store).parent
+recorder.write(RunDir(folder))
+dist.barrier()
+found = read_records(RunDir(folder))
+(told,) = (row for row in found.parameters if row.rank == rank)
+print(told.names, told.size_bytes, told.dtypes[0], told.find_unused_parameters, told.static_graph, told.probe_bytes, min(told.probe_ns) > 0)
+mine = [row for row in found.gradients if row.rank == rank]
+print([(row.step, row.parameters, row.step_ns) for row in mine])
+sent = [row for row in found.buckets if row.rank == rank]
+print([(row.step, row.bucket, row.parameters) for row in sent])
+ready = mine[1].ready_ns
+print(0 < ready[0] < ready[1] < sent[0].ready_ns, all(row.done_ns > row.ready_ns for row in sent))
+"""
+
+
+def test_parameters_gradients_and_the_ends_of_buckets_are_recorded(world):
+    """The gate, registered last, is expected first and comes last: both buckets are sent after it."""
+    lines = [
+        "['body.weight', 'gate.weight'] [64, 64] float32 True False [8, 128] True",
+        "[(0, [0, 1], None), (1, [0, 1], 5)]",
+        "[(1, 0, [0, 1])]",
+        "True True",
+    ]
+    assert world(WRITTEN, 2) == ["\n".join(lines) + "\n"] * 2

@@ -1,0 +1,42 @@
+"""``ddpprof predict``: what would another bucket cap do?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddpprof.cli import PATH, Progress, examples, format_option
+
+if TYPE_CHECKING:
+    from ddpprof.model import Prediction
+
+
+@click.command(
+    epilog=examples(
+        "ddpprof predict runs/delay_cap4",
+        "ddpprof predict runs/delay_cap4 --caps 0.5,4,32 --format json",
+    )
+)
+@click.argument("folder", type=PATH, metavar="INPUT")
+@click.option("--caps", default="1,2,4,8,16,25,64", show_default=True, help="bucket_cap_mb to predict, in MiB.")
+@click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with.")
+@format_option
+@click.pass_obj
+def predict(progress: Progress, /, folder: Path, caps: str, nsys: str | None, form: str) -> None:
+    """Step, overlap, exposed communication and tail at other bucket caps, from one capture.
+
+    INPUT: a run folder that `ddpprof profile` made; its records tell when each gradient was ready. Each step comes with an
+    interval of uncertainty: measure what it recommends with `ddpprof sweep`.
+    """
+    from ddpprof import inputs, sweeping
+    from ddpprof.analysis import whatif
+    from ddpprof.reports import prediction
+
+    sizes = sweeping.parse_caps(caps, fewest=1)
+    read = inputs.read([folder], nsys=nsys, say=progress.say, over=progress.over)
+    found = whatif.predict(read.traces, read.records, sizes, case=read.case)
+    forms: dict[str, Callable[[Prediction], str]] = {"markdown": prediction.render_markdown, "json": prediction.to_json}
+    click.echo(forms.get(form, prediction.render)(found), nl=False)

@@ -1,0 +1,82 @@
+"""``ddpprof predict``: a run folder in, a table out, and what it says when the input does not do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from nsight import K, build
+from recorded import MS, recorded, timeline, write
+
+from ddpprof.model import FailureRecord
+
+ORDER = (2, 1, 0)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of three parameters of 1 MiB at a cap of 1 MiB, as ``ddpprof profile`` would leave it."""
+    records = recorded(cap_mb=1, order=ORDER)
+    folder = write(tmp_path / "run", records, case="delay_cap4")
+    build(folder / "report.sqlite", timeline(2, ORDER, records))
+    return folder
+
+
+def test_a_row_a_cap_and_a_conclusion(cli, run):
+    found = cli("predict", run, "--caps", "1,64")
+    assert (found.status, found.err) == (0, "")
+    assert found.out.startswith("host-ranges: ")
+    assert "case delay_cap4; 2 ranks on cpu; captured at 1 MiB" in found.out
+    rows = [line.split() for line in found.out.splitlines() if line.endswith("last bucket")]
+    assert [(row[0], row[-1]) for row in rows] == [("1", "bucket"), ("64", "bucket")]
+    assert "Not modelled: " in found.out
+    assert found.out.splitlines()[-1].endswith("ddpprof sweep")
+
+
+def test_json_and_markdown(cli, run):
+    found = json.loads(cli("predict", run, "--caps", "1,64", "--format", "json").out)
+    assert (found["format_version"], found["case"], found["best_mb"]) == (1, "delay_cap4", [1])
+    assert [(row["cap_mb"], row["buckets"]) for row in found["rows"]] == [(1, [[2], [1], [0]]), (64, [[2, 1, 0]])]
+    assert found["rows"][0]["step_ns"] == 39 * MS
+    assert cli("predict", run, "--format", "markdown").out.startswith("# Predicted: case delay_cap4")
+
+
+def test_one_cap_will_do_and_none_will_not(cli, run):
+    assert cli("predict", run, "--caps", "0.5").status == 0
+    for words in ("0", "x", "-1", ""):
+        assert cli("predict", run, "--caps", words).status == 2
+
+
+def refused(cli, folder, *says: str) -> None:
+    found = cli("predict", folder)
+    assert (found.status, found.out) == (1, "")
+    assert all(what in found.err for what in says), found.err
+    assert len(found.err.splitlines()) == 2
+
+
+def test_a_report_alone_does_not_tell_when_gradients_came(cli, tmp_path):
+    path = build(tmp_path / "report.sqlite", [K(0, 7, 0, 10)])
+    refused(cli, path, "no records of its run", "ddpprof profile CASE")
+
+
+def test_records_of_an_older_version(cli, run):
+    records = recorded(cap_mb=1)
+    write(run, replace(records, gradients=(), parameters=()))
+    refused(cli, run, "an older ddpprof wrote them", "again")
+
+
+def test_a_run_that_failed(cli, run):
+    failure = FailureRecord(rank=1, step=1, error="RuntimeError", message="unused parameters", is_expected=True)
+    write(run, replace(recorded(cap_mb=1), failures=(failure,)))
+    refused(cli, run, "rank 1 failed", "unused parameters")
+
+
+def test_a_rank_without_records(cli, run):
+    (run / "records.rank1.jsonl").unlink()
+    refused(cli, run, "no records of rank 1")
+
+
+def test_a_capture_without_marks(cli, run):
+    build(run / "report.sqlite", 'process 100 rank=0 world=2\nN 0..10 "compute/0" domain=ddpprof')
+    refused(cli, run, "does not show rank 1", "Capture again")
