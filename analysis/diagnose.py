@@ -36,7 +36,8 @@ DEFAULT_CAP_BYTES: Final = 25 * MIB
 """DDP's own bucket cap: so many bytes in one collective make latency small beside transfer."""
 
 LAST_PERCENT: Final = 75
-"""A rank that is last at so many of the collectives is the one that is waited for."""
+LEAST_COLLECTIVES: Final = 4
+"""A rank that is last at so many of the collectives, and of so many at least, is the one that is waited for."""
 
 HIDDEN_PERCENT: Final = 10
 """Communication is as good as hidden when no more than this share of the step is exposed communication."""
@@ -126,7 +127,9 @@ def straggler(rank: Rank) -> Judged:
     late, n_last, n = rank.across.late_ns, rank.across.n_last, rank.across.n_collectives
     if late is None or n_last is None:
         return "the ranks have no common clock"
-    if late <= 0 or not n or n_last * 100 < n * LAST_PERCENT:
+    if n < LEAST_COLLECTIVES:
+        return f"fewer than {LEAST_COLLECTIVES} collectives could be paired"
+    if late <= 0 or n_last * 100 < n * LAST_PERCENT:
         return ()
     evidence = {"n_last": n_last, "n_collectives": n, "late_ns": late, "uncertainty_ns": rank.uncertainty_ns}
     sure: Sure = "high" if n >= 8 and late > 10 * (rank.uncertainty_ns or 0) else "medium"
@@ -235,7 +238,7 @@ def _too_large(rank: Rank, step: Step) -> Seen | None:
 
 
 def tail(rank: Rank) -> Judged:
-    """The compute between the last bucket and the one before, when communication is hidden."""
+    """The compute between the last bucket and the one before, beyond that before others, when communication is hidden."""
     return _no_buckets(rank) or _over_steps(rank, _tail)
 
 
@@ -244,10 +247,17 @@ def _tail(step: Step) -> Seen | None:
     if len(found) < 2 or not _is_early(step) or step.exposed_ns * 100 > step.step_ns * HIDDEN_PERCENT:
         return None
     last = found[-1]
-    evidence = {"compute_in_gap_ns": last.gap_compute_ns, "exposed_comm_ns": step.exposed_ns, "n_buckets": len(found)}
+    usual_ns = _middle([found[0].ahead_ns, *(item.gap_compute_ns for item in found[1:-1])])
     before = max(item.end_ns for item in found[:-1])
+    evidence = {
+        "compute_before_last_ns": last.gap_compute_ns,
+        "usually_before_ns": usual_ns,
+        "exposed_comm_ns": step.exposed_ns,
+        "n_buckets": len(found),
+    }
     span = ((before, last.start_ns),) if last.start_ns > before else ()
-    return Seen(cost_ns=last.gap_compute_ns, step_ns=step.step_ns, evidence=evidence, spans=span, sure="high")
+    cost_ns = max(last.gap_compute_ns - usual_ns, 0)
+    return Seen(cost_ns=cost_ns, step_ns=step.step_ns, evidence=evidence, spans=span, sure="high")
 
 
 def waiting(rank: Rank) -> Judged:
@@ -529,8 +539,8 @@ RULES: Final = (
     Rule(
         code="straggler-rank",
         needs="two ranks or more with a common clock, none time-sliced",
-        measures="a rank that arrives last at 75 % of the collectives or more: how late it is at the last one of a step, "
-        "after the median of the others",
+        measures="a rank that arrives last at 75 % of the collectives or more (of 4 at least): how late it is at the last one "
+        "of a step, after the median of the others",
         percent=10,
         message="arrives last at {n_last} of {n_collectives} collectives, and the others wait for it",
         advice="Look at what this rank does before its late collectives: more data or work than the others, a slower or "
@@ -564,7 +574,7 @@ RULES: Final = (
         code="compute-tail",
         needs="two buckets or more of a step, sent over a stream of their own",
         measures="first bucket sent in the first half of the backward and no more than 10 % of the step exposed: the compute "
-        "between the end of all other buckets and the start of the last",
+        "between the end of all other buckets and the start of the last, beyond what is usual before a bucket",
         percent=20,
         message="communication is hidden; the backward of the last layers is long, and the last bucket waits for it",
         advice="Smaller buckets cannot help. Make the compute of the first layers (the last of the backward) shorter: "
@@ -585,7 +595,7 @@ RULES: Final = (
         code="parameter-granularity",
         needs="steps",
         measures="200 compute intervals or more (and 4 a bucket), their median 100 us or less (500 us on a CPU run): the holes "
-        "between them that are shorter than 1 ms (10 ms on a CPU run) and not under a wait",
+        "between them that are shorter than 1 ms (40 ms on a CPU run) and not under a wait",
         percent=20,
         message="{n_compute} short compute intervals a step, {n_gaps} holes between them: it is bound by launches",
         advice="Fewer, larger kernels: torch.compile or CUDA graphs, foreach or fused optimizers, parameters merged, a larger "
@@ -606,8 +616,8 @@ RULES: Final = (
     Rule(
         code="bucket-too-small",
         needs="sizes of the buckets (marks or records), two sizes or tiny ones; not time-sliced",
-        measures="buckets, some under 1 MiB, whose time is latency for half or more (T = latency + bytes/bandwidth, fitted): the "
-        "latency of those over what 25 MiB buckets would need, and no more than what is exposed",
+        measures="buckets, some under 1 MiB, whose time is latency for half or more (T = latency + bytes/bandwidth, fitted): "
+        "the latency of those over what 25 MiB buckets would need, and no more than what is exposed",
         percent=10,
         message="{n_buckets} buckets a step where {n_needed} would do: most of their time is latency",
         advice="Raise bucket_cap_mb: ddpprof sweep, or ddpprof predict on this capture, shows to what.",
@@ -653,7 +663,7 @@ def ranks(
     collectives = {(item.step, item.place): item for item in across.collectives} if across is not None else {}
     records = records or Records()
     buckets = {(item.rank, item.step, item.bucket): item for item in records.buckets}
-    sizes = {item.rank: item.size_bytes for item in records.parameters}
+    sizes = {item.rank: item.size_bytes for item in records.models}
     ready = {(item.rank, item.step): dict(zip(item.parameters, item.ready_ns, strict=False)) for item in records.gradients}
     found = []
     for row in rows:
@@ -684,7 +694,7 @@ def ranks(
 
 
 def _recorded(item: Bucket, record: BucketRecord, sizes: Sequence[int], ready: Mapping[int, int]) -> Bucket:
-    """The bucket with what the run recorded of it; by parameter, ``sizes`` are bytes and ``ready`` is when its gradient came."""
+    """The bucket with what the run recorded; by parameter, ``sizes`` are bytes and ``ready`` is when its gradient came."""
     last = max(record.parameters, key=lambda parameter: ready.get(parameter, 0), default=None)
     known = [ready[parameter] for parameter in record.parameters if parameter in ready]
     return replace(
@@ -769,7 +779,7 @@ def _finding(rule: Rule, group: Sequence[tuple[Rank, Seen]]) -> Finding | None:
         evidence=dict(seen.evidence),
         cost_ns=min(seen.cost_ns, seen.step_ns),
         step_ns=seen.step_ns,
-        ranks=tuple(sorted({item.row.rank for item, _, _ in weighed if item.row.rank is not None})),
+        on_ranks=tuple(sorted({item.row.rank for item, _, _ in weighed if item.row.rank is not None})),
         sure=seen.sure,
         advice=(seen.advice or rule.advice).format(**seen.evidence),
         spans=tuple(Span(report=row.report, pid=row.pid, start_ns=start, end_ns=end) for start, end in seen.spans),

@@ -18,7 +18,7 @@ from ddpprof.analysis import buckets, steps
 from ddpprof.analysis.intervals import Intervals, union
 from ddpprof.analysis.part import Options, Part, measure
 from ddpprof.errors import InputError
-from ddpprof.model import MISSING, BucketRecord, GradientRecord, Kind, ParametersRecord, Records, RunRecord, Trace
+from ddpprof.model import MISSING, BucketRecord, GradientRecord, Kind, ModelRecord, Records, RunRecord, Trace
 from ddpprof.reducer import Bucket, Layout, Mode, Parameter, mode_of
 
 Int64 = NDArray[np.int64]
@@ -108,7 +108,7 @@ def run_of(traces: Sequence[Trace], records: Records | None) -> Run:
     if records is None:
         raise InputError("the input has no records of its run: when each gradient was ready is not known", MAKE_ONE)
     _check(records)
-    told = {row.rank: row for row in records.parameters}
+    told = {row.rank: row for row in records.models}
     first, record = told[0], next(row for row in records.runs if row.rank == 0)
     mode = mode_of(find_unused_parameters=first.find_unused_parameters, static_graph=first.static_graph)
     is_host = traces[0].evidence == "host-ranges"
@@ -137,7 +137,7 @@ def _check(records: Records) -> None:
         raise InputError(f"the run has no records of rank {', '.join(map(str, missing)) or '0'}", "Run it again, to its end.")
     if records.failures:
         raise InputError(f"rank {records.failures[0].rank} failed: there is no step to predict", records.failures[0].message)
-    known = [{row.rank for row in table} for table in (records.parameters, records.gradients, records.buckets)]
+    known = [{row.rank for row in table} for table in (records.models, records.gradients, records.buckets)]
     if any(ranks != set(range(world)) for ranks in known):
         raise InputError("the records do not tell when each gradient was ready: an older ddpprof wrote them", "Run it again.")
     seen = [(row.rank, row.step, row.bucket) for row in records.buckets]
@@ -147,7 +147,7 @@ def _check(records: Records) -> None:
         )
 
 
-def _parameters(row: ParametersRecord) -> tuple[Parameter, ...]:
+def _parameters(row: ModelRecord) -> tuple[Parameter, ...]:
     columns = zip(row.names, row.size_bytes, row.dtypes, row.devices, row.is_sparse, strict=True)
     return tuple(
         Parameter(name=name, size_bytes=size_bytes, dtype=dtype, device=device, is_sparse=is_sparse)

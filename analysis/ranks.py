@@ -322,12 +322,11 @@ def _align(pairs: _Pairs | None, sessions: Sequence[int | None], is_shared: bool
     a shared GPU the ends contradict nothing, as each rank leaves when it is its turn.
     """
     reports = [*dict.fromkeys(pairs.reports)] if pairs is not None else []
+    told, unmoved = _by_session(sessions, pairs), (0,) * len(sessions)
     if len(sessions) == 1 or len(reports) == 1:
-        return Clocks(clock="one report", uncertainty_ns=floor_ns, offsets_ns=(0,) * len(sessions))
-    told = _by_session(sessions, pairs)
+        return Clocks(clock="one report", uncertainty_ns=floor_ns, offsets_ns=told or unmoved)
     if pairs is None or not pairs.is_even.any():
-        unchecked: Clock = "session start" if told is not None else "none"
-        return Clocks(clock=unchecked, uncertainty_ns=None, offsets_ns=told or (0,) * len(sessions))
+        return Clocks(clock="none" if told is None else "session start", uncertainty_ns=None, offsets_ns=told or unmoved)
     pairs = pairs.take(pairs.is_even)
     together = pairs.is_together()
     is_sure = int(together.sum()) >= ENOUGH_ENDS
@@ -347,7 +346,7 @@ def _align(pairs: _Pairs | None, sessions: Sequence[int | None], is_shared: bool
     for report, late in zip(reports, lag.tolist(), strict=True):
         offsets[report] = pairs.zero_ns[0] - pairs.zero_ns[pairs.reports.index(report)] - late
     if len(pairs) < ENOUGH_ENDS or max(map(abs, offsets)) > LONGEST_NS:
-        return Clocks(clock="none", uncertainty_ns=None, offsets_ns=(0,) * len(sessions))
+        return Clocks(clock="none", uncertainty_ns=None, offsets_ns=unmoved)
     return Clocks(clock="collective ends", uncertainty_ns=max(measured, FLOOR_NS), offsets_ns=tuple(offsets))
 
 

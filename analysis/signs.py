@@ -27,8 +27,8 @@ MOST_STEPS: Final = 40
 """So many steps of a trace are looked at, of each (process, device) between LEAST_OF_EACH and MOST_OF_EACH."""
 LEAST_OF_EACH, MOST_OF_EACH = 3, 12
 
-SHORT_GAP_NS: Final = {"gpu-kernels": 1_000_000, "host-ranges": 10_000_000}
-"""A longer hole in the compute is no gap between launches: something else held the host. A CPU is shared in slices of ms."""
+SHORT_GAP_NS: Final = {"gpu-kernels": 1_000_000, "host-ranges": 40_000_000}
+"""A longer hole in the compute is no gap between launches: something else held the host. A CPU is shared in long slices."""
 
 CLOCKS_NS: Final = 2_000
 """Host and device times of one report may differ by so much: a wait seems to end before what it waited for."""
@@ -179,7 +179,8 @@ def _periods(part: Part, windows: Sequence[int]) -> tuple[int, ...]:
     if not part.windows.is_step[windows].all() or len(place) < 2:
         return ()
     breaks = np.flatnonzero(np.diff(place) != 1) + 1
-    return tuple(max((np.diff(run).tolist() for run in np.split(start, breaks)), key=len))
+    runs: list[list[int]] = [np.diff(run).tolist() for run in np.split(start, breaks)]
+    return tuple(max(runs, key=lambda run: len(run)))
 
 
 # ---------------------------------------------------------------------------------------------------- one (rank, step)
@@ -444,7 +445,8 @@ def _gaps(part: Part, view: _View, host: _Host, waited: Sequence[tuple[int, int]
     spans = np.array(waited, np.int64).reshape(-1, 2)
     waits = _among(host.waits, low, high)
     waits = intervals.union(np.concatenate([waits.start, spans[:, 0]]), np.concatenate([waits.end, spans[:, 1]]))
-    return length[(length < SHORT_GAP_NS[part.trace.evidence]) & (intervals.covered(waits, low, high) == 0)]
+    is_gap = (length < SHORT_GAP_NS[part.trace.evidence]) & (intervals.covered(waits, low, high) == 0)
+    return np.asarray(length[is_gap])
 
 
 def _among(cover: Intervals, low: Int64, high: Int64) -> Intervals:
@@ -486,7 +488,7 @@ def _contention(part: Part, seen: Sequence[_View]) -> Contention | None:
         lost.append((slower, len(beside), int(beside.sum()), usual * len(beside), part.trace.names[name[mine[0]]]))
     if not lost:
         return None
-    slower, n, beside_ns, alone_ns = (sum(item[at] for item in lost) for at in range(4))
+    slower, n, beside_ns, alone_ns = np.array([item[:4] for item in lost], np.int64).sum(0).tolist()
     return Contention(
         n_kernels=n // len(seen),
         beside_ns=beside_ns // len(seen),

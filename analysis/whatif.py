@@ -124,7 +124,7 @@ def simulate(moment: Moment, layout: Layout, cost: TransferCost, hook: Hook, lan
     ranks = tuple(send(rank, layout, hook) for rank in moment.ranks)
     arrival = np.maximum.accumulate([max(times) for times in zip(*(sent.launch_ns for sent in ranks), strict=True)]).tolist()
     work = [cost.fixed_ns + cost.ns_per_byte * size for size in layout.size_bytes]
-    begin, end = carry(arrival, work, lanes, max(sent.compute_end_ns for sent in ranks), cost.slowdown or 1.0)
+    begin, end = carry(arrival, work, lanes, max(sent.compute_end_ns for sent in ranks), cost.slowdown_ratio or 1.0)
     last = max(end, default=0)
     step = max(
         max(sent.compute_end_ns, last) + rank.rest_ns - rank.start_ns for sent, rank in zip(ranks, moment.ranks, strict=True)
@@ -215,7 +215,7 @@ def fit(run: Run) -> TransferCost:
     return TransferCost(
         fixed_ns=fixed,
         ns_per_byte=rate,
-        slowdown=slowdown,
+        slowdown_ratio=slowdown,
         low_ratio=low,
         high_ratio=high,
         n=len(found),

@@ -1,15 +1,15 @@
 """Generates reports, times whole processes on them, prints ratios. ``--quick`` leaves the 10 million kernels out.
 
 Each figure is the median of several runs in turn (A B A B …), so that a machine that drifts drifts for all. A peer is
-timed when it is installed, and named as missing when it is not.
+timed when it is installed beside ``--peer-python``, and named as missing when it is not.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from nsight import Synthetic, build, synthesize  # noqa: E402
+
+from benchmarks import kineto_copy  # noqa: E402
 
 FLOOR = 'SELECT sum("end" - start) FROM CUPTI_ACTIVITY_KIND_KERNEL'
 ONE_STEP = """
@@ -48,7 +50,7 @@ def measure(commands: dict[str, Sequence[str]], runs: int) -> dict[str, Figure]:
     seen: dict[str, list[Figure]] = {name: [] for name in commands}
     for turn in range(runs + 1):
         for name, command in commands.items():
-            figure = once(command)
+            figure, _ = once(command)
             if turn:
                 seen[name].append(figure)
     return {
@@ -57,18 +59,21 @@ def measure(commands: dict[str, Sequence[str]], runs: int) -> dict[str, Figure]:
     }
 
 
-def once(command: Sequence[str]) -> Figure:
-    """One run of a command, its output thrown away."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
-    assert process.stderr is not None
-    said = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    wall_s = time.perf_counter() - started
+def once(command: Sequence[str]) -> tuple[Figure, str]:
+    """One run of a command, and its output."""
+    with tempfile.TemporaryFile("w+") as output:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, cwd=ROOT)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        wall_s = time.perf_counter() - started
+        output.seek(0)
+        text = output.read()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}: status {process.returncode}: {said.decode(errors='replace')[-300:]}")
-    return Figure(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    return Figure(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024), text
 
 
 def analyze(path: Path) -> list[str]:
@@ -97,12 +102,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="without the report of 10 million kernels")
     parser.add_argument("--runs", type=int, default=3, help="timed runs of each command (3)")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="Python of the environment that holds the peers (this one)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ddpprof-bench-") as folder:
-        bench(Path(folder), options.runs, is_quick=options.quick)
+        bench(Path(folder), options.runs, options.peer_python, is_quick=options.quick)
 
 
-def bench(folder: Path, runs: int, *, is_quick: bool) -> None:
+def bench(folder: Path, runs: int, peer_python: str, *, is_quick: bool) -> None:
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.1f}; medians of {runs} runs")
     paths = {name: folder / f"{name}.sqlite" for name in ("sparse", "dense", "million", "ten_million", "one_step")}
     build(paths["one_step"], ONE_STEP)
@@ -123,7 +131,8 @@ def bench(folder: Path, runs: int, *, is_quick: bool) -> None:
         runs,
     )
     ours = found["ddpprof"]
-    report("plain sweep / analyze, 493k (whole process)", found["plain"].wall_s / ours.wall_s, "> 1", f"{ours.wall_s:.2f} s")
+    both = f"{ours.wall_s:.2f} s; by CPU time {found['plain'].cpu_s / ours.cpu_s:.2f}"
+    report("plain sweep / analyze, 493k (whole process)", found["plain"].wall_s / ours.wall_s, "> 1", both)
     report("dense / sparse chains", found["dense"].wall_s / ours.wall_s, "1", "")
     report("analyze / SQLite floor, 493k", ours.wall_s / found["floor"].wall_s, "", "imports dominate")
     report("peak memory of 493k, of 250 MB", ours.peak_mib * 1.048576 / 250, "< 1", f"{ours.peak_mib:.0f} MiB")
@@ -134,8 +143,7 @@ def bench(folder: Path, runs: int, *, is_quick: bool) -> None:
         "< 1",
         f"{found['help'].wall_s / found['python'].wall_s:.1f} x python -c pass",
     )
-    for line in peers():
-        print(line)
+    peers(folder, paths["sparse"], sparse, ours, peer_python)
     if is_quick:
         return
     for name, kernels in (("million", 1_000_000), ("ten_million", 10_000_000)):
@@ -148,23 +156,38 @@ def bench(folder: Path, runs: int, *, is_quick: bool) -> None:
         },
         max(1, runs // 2),
     )
-    report(
-        "10 M / 1 M kernels", big["ten million"].wall_s / big["million"].wall_s, "<= 11", f"{big['ten million'].wall_s:.1f} s"
-    )
-    report(
-        "analyze / SQLite floor, 10 M",
-        big["ten million"].wall_s / big["floor"].wall_s,
-        "<= 8",
-        f"{big['floor'].wall_s:.2f} s floor",
-    )
-    peak = big["ten million"].peak_mib
-    report("peak memory of 10 M, of 1.5 GB", peak * 1.048576 / 1500, "< 1", f"{peak:.0f} MiB")
+    ten, one, least = big["ten million"], big["million"], big["floor"]
+    by_cpu = f"{ten.wall_s:.1f} s; by CPU time {ten.cpu_s / one.cpu_s:.1f}"
+    report("10 M / 1 M kernels", ten.wall_s / one.wall_s, "<= 11", by_cpu)
+    by_cpu = f"{least.wall_s:.2f} s floor; by CPU time {ten.cpu_s / least.cpu_s:.1f}"
+    report("analyze / SQLite floor, 10 M", ten.wall_s / least.wall_s, "<= 8", by_cpu)
+    report("peak memory of 10 M, of 1.5 GB", ten.peak_mib * 1.048576 / 1500, "< 1", f"{ten.peak_mib:.0f} MiB")
 
 
-def peers() -> list[str]:
-    """A line for each peer that could be compared with, and whether it is here; none is installed for the purpose."""
-    there = {"nsys-ai": shutil.which("nsys-ai"), "HTA": importlib.util.find_spec("hta")}
-    return [f"peer {name}: {'here, to be timed by hand' if found else 'not installed'}" for name, found in there.items()]
+def peers(folder: Path, path: Path, expected: Synthetic, ours: Figure, python: str) -> None:
+    """The CPU time of one run of each peer that is installed, as a ratio to ours: one looks for a network first.
+
+    nsys-ai takes one device at a time; HTA reads a folder of torch.profiler traces, whose making is not counted.
+    """
+    nsys_ai = shutil.which("nsys-ai", path=os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", ""))))
+    has_hta = subprocess.run([python, "-c", "import hta"], capture_output=True, check=False).returncode == 0
+    commands: dict[str, list[str]] = {}
+    if nsys_ai:
+        commands["nsys-ai overlap, one device of 8"] = [nsys_ai, "overlap", str(path), "--gpu", "0", "--trim", "0", "1000"]
+    if has_hta:
+        traces = folder / "traces"
+        traces.mkdir()
+        kineto_copy.write(path, traces)
+        commands["HTA, all 8"] = [python, str(ROOT / "benchmarks" / "hta_overlap.py"), str(traces)]
+    for name, is_there in (("nsys-ai", nsys_ai), ("HTA", has_hta)):
+        if not is_there:
+            print(f"peer {name}: not installed")
+    answer = expected.ranks[0]["overlap_ns"] / expected.ranks[0]["comm_ns"]
+    for name, command in commands.items():
+        figure, text = once(command)
+        told = re.search(r"(\d+\.\d+)% of NCCL|^0 (\d+\.\d+)", text, re.MULTILINE)
+        detail = f"{figure.peak_mib:.0f} MiB; {told[1] or told[2] if told else '?'} % where {answer:.4%} is right"
+        report(f"{name} / analyze, 493k (CPU time)", figure.cpu_s / ours.cpu_s, "", detail)
 
 
 if __name__ == "__main__":

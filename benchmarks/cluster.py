@@ -56,7 +56,9 @@ def main() -> None:
         for number in range(options.reports):
             synthesize(folder / f"{number:04}.sqlite", options.kernels, ranks=1, seed=number)
         ranks = [f"{number:04}.sqlite={number}" for number in range(options.reports)]
-        print(f"{psutil.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {options.reports} reports of {options.kernels} kernels")
+        print(
+            f"{psutil.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {options.reports} reports of {options.kernels} kernels"
+        )
         started = time.perf_counter()
         alone = inputs.survey([folder], Options(), ranks=ranks).analysis
         print(f"no cluster: {time.perf_counter() - started:.1f} s, peak {peak_mib():.0f} MiB")

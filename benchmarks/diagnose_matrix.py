@@ -54,7 +54,7 @@ def wrong(rows: Mapping[str, Counter[str]]) -> list[str]:
 
 
 def render(rows: Mapping[str, Counter[str]]) -> str:
-    """The columns by number, one for each cause and for whatever else was found; then a line a case, what is right in brackets."""
+    """The columns by number, one for each cause and for whatever else was found; a line a case, what is right in brackets."""
     known = [expected(case) for cause in CAUSES for case in CASES.values() if case.cause == cause]
     columns = list(dict.fromkeys([*known, NONE, *(column for row in rows.values() for column in row)]))
     width = max(map(len, rows), default=0)

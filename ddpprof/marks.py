@@ -6,7 +6,7 @@ Grammar, in domain ``ddpprof`` (the default domain is read too)::
     step/N                    one iteration: forward, backward, optimizer
     forward  backward  optimizer
     delay/I                   backward of branch I holds the compute stream (GPU) or sleeps (CPU)
-    compute/I                 gradient arithmetic of branch I (what a CPU run shows as compute beside the delay)
+    compute/I                 gradient arithmetic of branch I, or section I of a model (what a CPU run shows as compute)
     bucket/I/BYTES            in the comm hook, around the all-reduce call
     wait/WHAT                 the host waits inside the step: for the device (``wait/item``), or for the disk
     allreduce/I               start/end range, enqueue to Future; only on a run without device kernels

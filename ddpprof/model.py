@@ -295,7 +295,7 @@ class BucketRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParametersRecord:
+class ModelRecord:
     """What DDP reduces, and how it was told to: once a rank. Lists are by parameter index."""
 
     rank: int = column("id", "RANK")
@@ -360,7 +360,7 @@ RECORD_TABLES: Mapping[str, type] = {
     "bucket": BucketRecord,
     "logger": LoggerRecord,
     "layout": LayoutRecord,
-    "parameters": ParametersRecord,
+    "model": ModelRecord,
     "gradient": GradientRecord,
     "failure": FailureRecord,
 }
@@ -375,7 +375,7 @@ class Records:
     buckets: tuple[BucketRecord, ...] = ()
     loggers: tuple[LoggerRecord, ...] = ()
     layouts: tuple[LayoutRecord, ...] = ()
-    parameters: tuple[ParametersRecord, ...] = ()
+    models: tuple[ModelRecord, ...] = ()
     gradients: tuple[GradientRecord, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
 
@@ -603,7 +603,7 @@ class Finding:
     evidence: dict[str, Any] = column("text", "metric name to value", default_factory=dict)
     cost_ns: int | None = column("ns", "how much shorter a step would be, at most, without it", default=None)
     step_ns: int | None = column("ns", "the step that the cost is part of", default=None)
-    ranks: tuple[int, ...] = column("id", "all ranks on which it was seen", default=())
+    on_ranks: tuple[int, ...] = column("id", "all ranks on which it was seen", default=())
     sure: Literal["high", "medium", "low"] = column("text", "how far the evidence goes: high, medium or low", default="medium")
     advice: str = column("text", "what to try", default="")
     spans: tuple[Span, ...] = column("text", "stretches of the timeline to look at, the longest first", default=())
@@ -843,7 +843,9 @@ class TransferCost:
 
     fixed_ns: float = column("ns", "α: cost of a collective without its bytes", better="lower")
     ns_per_byte: float = column("ns/byte", "β: cost of a byte", better="lower")
-    slowdown: float | None = column("ratio", "cost beside compute / cost alone; missing when the capture does not show both")
+    slowdown_ratio: float | None = column(
+        "ratio", "cost beside compute / cost alone; missing when the capture does not show both"
+    )
     low_ratio: float = column("ratio", "lower quartile of measured / fitted cost")
     high_ratio: float = column("ratio", "upper quartile of measured / fitted cost")
     n: int = column("count", "transfers that it is fitted to")

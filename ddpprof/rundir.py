@@ -133,7 +133,7 @@ def read_records(run: RunDir) -> Records:
         buckets=tuple(rows["bucket"]),
         loggers=tuple(rows["logger"]),
         layouts=tuple(rows["layout"]),
-        parameters=tuple(rows["parameters"]),
+        models=tuple(rows["model"]),
         gradients=tuple(rows["gradient"]),
         failures=tuple(rows["failure"]),
     )

@@ -47,13 +47,13 @@ def render_markdown(analysis: Analysis) -> str:
 
 
 def _title(finding: Finding) -> str:
-    where = f", {verdict.spelled(finding.ranks)}" if finding.ranks else ""
+    where = f", {verdict.spelled(finding.on_ranks)}" if finding.on_ranks else ""
     return f"{finding.code} ({finding.severity}, sure: {finding.sure}){where}"
 
 
 def _lines(finding: Finding, analysis: Analysis) -> Iterator[str]:
     yield f"{finding.message}."
-    worst = f" (rank {finding.rank})" if len(finding.ranks) > 1 else ""
+    worst = f" (rank {finding.rank})" if len(finding.on_ranks) > 1 else ""
     yield f"costs at most: {verdict.cost(finding)}{worst}"
     if finding.evidence:
         yield f"evidence: {verdict.proofs(finding)}"

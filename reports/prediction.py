@@ -84,7 +84,7 @@ def head(found: Prediction) -> list[str]:
     """What the prediction rests on."""
     cost, cap = found.cost, "DDP's default" if found.captured_cap_mb is None else f"{found.captured_cap_mb:g} MiB"
     clock = "steps under the profiler" if found.is_profiled else "unprofiled iterations"
-    beside = "" if cost.slowdown is None else f", x {cost.slowdown:.2f} beside compute"
+    beside = "" if cost.slowdown_ratio is None else f", x {cost.slowdown_ratio:.2f} beside compute"
     basis = f"{verdict.counted(cost.n, 'transfer')} of {verdict.counted(cost.sizes, 'size')}"
     lanes = "one at a time" if found.lanes == 1 else f"{found.lanes} at a time, sharing the wire"
     return [
@@ -102,7 +102,7 @@ def cautions(found: Prediction) -> list[str]:
     lines = [f"Not modelled: {'; '.join(NOT_MODELLED)}."]
     if found.moments == 1:
         lines.append("One step was captured: how much a step differs from the next is not in the interval.")
-    if found.cost.slowdown is None:
+    if found.cost.slowdown_ratio is None:
         lines.append("The capture does not show transfers both beside compute and alone: they are taken to cost the same.")
     if found.mode == "find_unused":
         lines.append("find_unused_parameters=True: the buckets follow the order of registration for good.")

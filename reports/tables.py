@@ -168,7 +168,9 @@ def one_rank(analysis: Analysis, row: RankRow) -> Analysis:
         breakdown=tuple(filter(mine, analysis.breakdown)),
         buckets=tuple(filter(mine, analysis.buckets)),
         focus=focus and replace(focus, ranks=tuple(filter(mine, focus.ranks))),
-        findings=tuple(finding for finding in analysis.findings if not finding.ranks or row.rank in finding.ranks),
+        findings=tuple(
+            finding for finding in analysis.findings if finding.rank is None or row.rank in (finding.rank, *finding.on_ranks)
+        ),
         warnings=tuple(warning for warning in analysis.warnings if warning.report in (None, row.report)),
         timings=tuple(timing for timing in analysis.timings if timing.rank == row.rank),
     )

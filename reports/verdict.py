@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ddpprof.model import CAUSES, WARNING_CODES, Analysis, FailureRecord, Finding, NotJudged, RankRow, Warning
+from ddpprof.model import CAUSES, WARNING_CODES, Analysis, FailureRecord, Finding, RankRow, Warning
 from ddpprof.reports import quantities
 
 OPAQUE = "graph-trace-opaque"
@@ -136,14 +136,14 @@ def not_judged(analysis: Analysis) -> list[str]:
 
 def not_found(analysis: Analysis) -> str:
     """The causes that were judged and not found, "" when there are none."""
-    others = {item.code for item in (*analysis.findings, *analysis.not_judged)}
+    others = {item.code for item in analysis.findings} | {item.code for item in analysis.not_judged}
     return ", ".join(code for code in CAUSES if code not in others)
 
 
 def _worst(finding: Finding) -> str:
     if finding.rank is None:
         return ""
-    return f" on rank {finding.rank}" if len(finding.ranks) < 2 else f" on {spelled(finding.ranks)}"
+    return f" on rank {finding.rank}" if len(finding.on_ranks) < 2 else f" on {spelled(finding.on_ranks)}"
 
 
 def _costs(finding: Finding, lead: str) -> str:

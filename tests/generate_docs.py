@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ddpprof import model
+from ddpprof.analysis.diagnose import RULES
 from ddpprof.model import columns
 from ddpprof.reducer import FACTS
 
@@ -13,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DEFINITIONS = ROOT / "docs" / "definitions.md"
 SCHEMA = ROOT / "docs" / "schema.md"
 REDUCER = ROOT / "docs" / "reducer.md"
-_SPAN = re.compile(r"(<!-- (?:metrics|facts): .*? -->\n).*?(<!-- end -->)", re.DOTALL)
+DIAGNOSE = ROOT / "docs" / "diagnose.md"
+_SPAN = re.compile(r"(<!-- (?:metrics|facts|causes): .*? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES = {
     "reports": (model.ReportInfo, "where the numbers come from"),
@@ -24,18 +26,22 @@ TABLES = {
     "kinds": (model.KindRow, "`--show-kinds`: what each name was taken for"),
     "across.ranks": (
         model.AcrossRank,
-        "a row a rank with communication, held against the others. Beside them stand `clock`, `uncertainty_ns` (how far two ranks' "
-        "clocks may be apart), `transfer_ns` (the transfer estimates of a step together, median) and `refused` (why collectives were "
-        "not all paired)",
+        "a row a rank with communication, held against the others. Beside them stand `clock`, `uncertainty_ns` (how far two "
+        "ranks' clocks may be apart), `transfer_ns` (the transfer estimates of a step together, median) and `refused` (why "
+        "collectives were not all paired)",
     ),
     "across.collectives": (
         model.CollectiveRow,
         "a row a collective, where `buckets` lists them; lists are in the order of `across.ranks`",
     ),
+    "findings": (model.Finding, "what holds the step back, the one to act on first; a cause is explained in docs/diagnose.md"),
+    "findings.spans": (model.Span, "where to look at a finding"),
+    "not_judged": (model.NotJudged, "the causes that the input does not let be judged"),
     "timings": (model.TimingRow, "a row a phase of each rank's unprofiled iterations, of a run folder"),
 }
 VERIFY = {"rows": model.AcceptanceRow, "clocks": model.ClockRow, "granularity": model.Comparison}
 SWEEP = {"rows": model.CapRow, "rows.timing": model.Timing}
+PREDICT = {"rows": model.CapPrediction, "rows.ranks": model.RankPrediction, "cost": model.TransferCost}
 HISTORY = {"runs": model.KeptRun, "runs.ranks": model.KeptRank}
 RECORDS = dict(model.RECORD_TABLES)
 
@@ -54,6 +60,17 @@ def reducer() -> str:
     return _SPAN.sub(lambda match: f"{match[1]}{table}\n{match[2]}", REDUCER.read_text(encoding="utf-8"))
 
 
+def diagnose() -> str:
+    """docs/diagnose.md with its table of causes as ``analysis.diagnose`` judges them."""
+    rows = [
+        f"| `{rule.code}` | {_cell(rule.needs)} | {_cell(rule.measures)} | {f'{rule.percent} %' if rule.percent else '-'} "
+        f"| {_cell(rule.advice) or 'see below'} |"
+        for rule in RULES
+    ]
+    table = "\n".join(["| cause | needs | measures | of the step | what to try |", "|---|---|---|---|---|", *rows])
+    return _SPAN.sub(lambda match: f"{match[1]}{table}\n{match[2]}", DIAGNOSE.read_text(encoding="utf-8"))
+
+
 def schema() -> str:
     """docs/schema.md: every table of the JSON document, the warning codes, the record lines."""
     parts = [
@@ -69,6 +86,8 @@ def schema() -> str:
     parts += [f"### `{name}`\n\n{_table(table)}" for name, table in VERIFY.items()]
     parts.append("## `ddpprof sweep --format json`")
     parts += [f"### `{name}`\n\n{_table(table)}" for name, table in SWEEP.items()]
+    parts.append("## `ddpprof predict --format json`\n\n`measured` has the columns of `rows.timing` above.")
+    parts += [f"### `{name}`\n\n{_table(table)}" for name, table in PREDICT.items()]
     parts.append("## `ddpprof history --format json`\n\n`runs.timing` is as above; the results database has these columns.")
     parts += [f"### `{name}`\n\n{_table(table)}" for name, table in HISTORY.items()]
     parts.append("## Record lines\n\n`records.rankN.jsonl` of a run folder: one JSON object a line, `table` names its kind.")
@@ -89,3 +108,4 @@ if __name__ == "__main__":
     DEFINITIONS.write_text(definitions(), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
     REDUCER.write_text(reducer(), encoding="utf-8")
+    DIAGNOSE.write_text(diagnose(), encoding="utf-8")

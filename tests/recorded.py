@@ -17,7 +17,7 @@ from ddpprof.model import (
     GradientRecord,
     IterationRecord,
     LayoutRecord,
-    ParametersRecord,
+    ModelRecord,
     Records,
     RunRecord,
 )
@@ -66,7 +66,7 @@ def recorded(
             rows["buckets"] += [_bucket(rank, step, at, layout, sent[rank], done, device) for at in range(len(done))]
     return Records(
         runs=tuple(_run(rank, ranks, cap_mb, captured, device) for rank in range(ranks)),
-        parameters=tuple(_parameters(rank, parameters, options) for rank in range(ranks)),
+        models=tuple(_parameters(rank, parameters, options) for rank in range(ranks)),
         layouts=tuple(_layout(rank, layout, mode) for rank in range(ranks)),
         **{name: tuple(found) for name, found in rows.items()},
     )
@@ -78,7 +78,7 @@ def write(folder: Path, records: Records, **manifest: Any) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     RunDir(folder).manifest.write_text(json.dumps({"case": None, "warnings": []} | manifest))
-    tables = (records.runs, records.parameters, records.layouts, records.iterations, records.buckets, records.gradients)
+    tables = (records.runs, records.models, records.layouts, records.iterations, records.buckets, records.gradients)
     rows = [row for table in (*tables, records.failures) for row in table]
     for rank in {row.rank for row in rows}:
         RunDir(folder).records(rank).write_text("".join(record_line(row) for row in rows if row.rank == rank))
@@ -110,9 +110,9 @@ def _run(rank: int, ranks: int, cap_mb: float, captured: int, device: str) -> Ru
     )  # fmt: skip
 
 
-def _parameters(rank: int, parameters: Sequence[Parameter], options: Mapping[str, bool]) -> ParametersRecord:
+def _parameters(rank: int, parameters: Sequence[Parameter], options: Mapping[str, bool]) -> ModelRecord:
     flags = {"find_unused_parameters": False, "static_graph": False} | options
-    return ParametersRecord(
+    return ModelRecord(
         rank=rank,
         names=[parameter.name for parameter in parameters],
         size_bytes=[parameter.size_bytes for parameter in parameters],

@@ -37,7 +37,7 @@ TABLES: list[type] = [
 ]
 """Every dataclass of the model."""
 ROWS = [table for table in TABLES if list(columns(table))]
-UNITS = {"ns", "bytes", "ratio", "count", "id", "text", "MiB", "bytes/s"}
+UNITS = {"ns/byte", "ns", "bytes", "ratio", "count", "id", "text", "MiB", "bytes/s"}
 SUFFIXES = {"_ns": "ns", "_bytes": "bytes", "_ratio": "ratio", "_id": "id", "_mb": "MiB", "_sum_ns": "ns"}
 
 

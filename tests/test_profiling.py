@@ -637,7 +637,7 @@ def test_an_export_that_fails_names_the_folder_that_was_asked_for(captures, monk
         ("unused_dynamic", ["buckets==4"]),
         ("unused_static", ["buckets==4"]),
         ("unused_undetected", []),
-        ("healthy", ["buckets==12", "launched_early==11"]),
+        ("healthy", ["buckets==6", "launched_early==5"]),
         ("late_parameter", ["buckets==4", "launched_early==0"]),
         ("accumulation", ["buckets==48", "launched_early==47"]),
         ("contention", ["buckets==12"]),

@@ -81,3 +81,4 @@ def test_generated_tables_are_those_of_the_model() -> None:
     """When this fails: python tests/generate_docs.py"""
     assert generate_docs.DEFINITIONS.read_text(encoding="utf-8") == generate_docs.definitions()
     assert generate_docs.SCHEMA.read_text(encoding="utf-8") == generate_docs.schema()
+    assert generate_docs.DIAGNOSE.read_text(encoding="utf-8") == generate_docs.diagnose()

@@ -275,9 +275,8 @@ _STUDY = (
     ),
 )
 
-_HEALTHY = 12 * (Branch(1 / 4, delay_ms=15),)
-_HEALTHY_EXPECTED = _expect(1 / 4, *12 * (1 / 4,), launched_early=11)
-"""Enough compute for the communication of all buckets but the last; the cases below differ from it in what they say."""
+_HEALTHY = 6 * (Branch(1 / 4, delay_ms=40),)
+"""Enough compute to hide the communication of all buckets but the last, which is short."""
 
 _CAUSES = (
     Case(
@@ -287,17 +286,17 @@ _CAUSES = (
         branches=_HEALTHY,
         bucket_cap_mb=1 / 4,
         captured_steps=8,
-        expected=_HEALTHY_EXPECTED,
+        expected=_expect(1 / 4, *6 * (1 / 4,), launched_early=5),
     ),
     Case(
         name="slow_comm",
         group="cause",
         cause="communication-slow",
         shows="much to send, sent early, and little compute to hide it",
-        branches=8 * (Branch(8),),
-        bucket_cap_mb=8,
+        branches=16 * (Branch(4, delay_ms=0.1),),
+        bucket_cap_mb=4,
         captured_steps=8,
-        expected=_expect(8, *8 * (8,), launched_early=7),
+        expected=_expect(4, *16 * (4,), launched_early=15),
     ),
     Case(
         name="late_parameter",
@@ -319,7 +318,7 @@ _CAUSES = (
         branches=(Branch(1 / 4, delay_ms=150), *11 * (Branch(1 / 4, delay_ms=10),)),
         bucket_cap_mb=1 / 4,
         captured_steps=8,
-        expected=_HEALTHY_EXPECTED,
+        expected=_expect(1 / 4, *12 * (1 / 4,), launched_early=11),
     ),
     Case(
         name="item_in_step",
@@ -333,7 +332,7 @@ _CAUSES = (
         ),
         bucket_cap_mb=1 / 4,
         captured_steps=8,
-        expected=_HEALTHY_EXPECTED,
+        expected=_expect(1 / 4, *12 * (1 / 4,), launched_early=11),
     ),
     Case(
         name="fine_parameters",
@@ -351,10 +350,10 @@ _CAUSES = (
         cause="straggler-rank",
         shows="rank 1 takes longer for each branch, the others wait for it",
         branches=_HEALTHY,
-        slow_ranks_ms={1: 15},
+        slow_ranks_ms={1: 30},
         bucket_cap_mb=1 / 4,
         captured_steps=8,
-        expected=_HEALTHY_EXPECTED,
+        expected=_expect(1 / 4, *6 * (1 / 4,), launched_early=5),
     ),
     Case(
         name="contention",
@@ -386,7 +385,7 @@ _CAUSES = (
         data_every=4,
         bucket_cap_mb=1 / 4,
         captured_steps=12,
-        expected=_HEALTHY_EXPECTED,
+        expected=_expect(1 / 4, *6 * (1 / 4,), launched_early=5),
     ),
     Case(
         name="accumulation",
@@ -410,7 +409,7 @@ _CAUSES = (
         find_unused_parameters=True,
         bucket_cap_mb=1 / 4,
         captured_steps=8,
-        expected=_expect_never_rebuilt(1 / 4, *12 * (1 / 4,), launched_early=11),
+        expected=_expect_never_rebuilt(1 / 4, *6 * (1 / 4,), launched_early=5),
     ),
 )
 

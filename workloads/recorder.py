@@ -28,7 +28,7 @@ from ddpprof.model import (
     IterationRecord,
     LayoutRecord,
     LoggerRecord,
-    ParametersRecord,
+    ModelRecord,
     RunRecord,
 )
 from ddpprof.rundir import RunDir, record_line
@@ -36,7 +36,12 @@ from ddpprof.workloads.layout import reduced
 
 Capture = Literal["nsys", "torch", "none"]
 Reduced = torch.futures.Future[list[torch.Tensor]]
-Row = IterationRecord | BucketRecord | LoggerRecord | LayoutRecord | ParametersRecord | FailureRecord
+Row = IterationRecord | BucketRecord | LoggerRecord | LayoutRecord | ModelRecord | FailureRecord
+
+FEW = 256
+"""Parameters up to which the gradients of every step are noted. Of more only those of warm-up and of captured steps are: a note
+costs a microsecond or two, and timed steps are to be as they are without.
+"""
 
 PROBE_PARTS = (16, 1)
 """``watch`` times all-reduces of a sixteenth of all parameters and of all of them: what a small and a large bucket cost."""
@@ -137,6 +142,8 @@ class Recorder:
         self.is_kept = False
         self._index_of: dict[int, int] = {}
         self._names: dict[int, str] = {}
+        self._tensors: list[torch.nn.Parameter] = []
+        self._handles: list[Any] = []
         self._gradients: list[tuple[int, int, int, int]] = []
         self._done: dict[tuple[int, int], int] = {}
         self._took: dict[int, int] = {}
@@ -147,15 +154,15 @@ class Recorder:
         A gradient is noted in a hook that runs just before the Reducer's own.
         """
         tensors, parameters = reduced(ddp.module)
+        self._tensors = tensors
         self._index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._names = {index: parameter.name for index, parameter in enumerate(parameters)}
-        for index, tensor in enumerate(tensors):
-            tensor.register_post_accumulate_grad_hook(partial(self._note, index))
+        ddp.register_forward_pre_hook(self._prepare)
         ddp.register_comm_hook(self, allreduce)
         ddp._set_ddp_runtime_logging_sample_rate(1)
         total = min(sum(parameter.size_bytes for parameter in parameters), PROBE_LARGEST)
         probes = [total // parts for parts in PROBE_PARTS]
-        row = ParametersRecord(
+        row = ModelRecord(
             rank=self.run.rank,
             names=list(self._names.values()),
             size_bytes=[parameter.size_bytes for parameter in parameters],
@@ -169,6 +176,17 @@ class Recorder:
             probe_ns=[probe(size, ddp.process_group, tensors[0].device) for size in probes],
         )
         self.rows.append(row)
+
+    def _prepare(self, *_: Any) -> None:
+        """Has the gradients of the step that begins noted, or not."""
+        if len(self._tensors) > FEW and self.is_kept and not self.marker.is_on:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+        elif not self._handles:
+            notes = (partial(self._note, index) for index in range(len(self._tensors)))
+            hooks = zip(self._tensors, notes, strict=True)
+            self._handles = [tensor.register_post_accumulate_grad_hook(note) for tensor, note in hooks]
 
     def _note(self, index: int, _: torch.Tensor) -> None:
         self._gradients.append((self.step, self.started_ns, index, time.perf_counter_ns()))

@@ -2,7 +2,8 @@
 
 Times are taken around the step only; what a step leaves to do (hash, loss, logger) is done after it, and the ranks meet
 before the next, on a gloo group, so that no kernel of ours is in a capture beside those of the step. Several captured steps
-follow each other as in a real job, with nothing between them: their data is made before, and what they leave is done after.
+follow each other as in a real job that looks at its loss: their data is made before, what they leave is done after, and all
+that lies between two is to wait for the end of the first, which on a CPU is there.
 """
 
 from __future__ import annotations
@@ -105,8 +106,10 @@ def train(case: Case, job: Job, recorder: Recorder) -> None:
         _fail_if_told(job.rank, first_captured)
         data = [_batch(case, job, step) for step in captured]
         with bracket(job, recorder, meeting):
-            steps = []
+            steps: list[Measured] = []
             for recorder.step, batch in zip(captured, data, strict=True):
+                if steps:
+                    reach(steps[-1].step[1])
                 steps.append(run_step(case, ddp, optimizer, batch, recorder))
         for measured in steps:
             recorder.rows.append(iteration(measured, ddp, recorder, is_captured=True))
@@ -197,11 +200,17 @@ def point(device: torch.device) -> Point:
     return event
 
 
+def reach(end: Point) -> None:
+    """Returns when the device has come to ``end``."""
+    if not isinstance(end, int):
+        end.synchronize()
+
+
 def elapsed_ns(start: Any, end: Any) -> int:
     """Time from one Point to another; waits for ``end`` and nothing else."""
+    reach(end)
     if isinstance(end, int):
         return int(end - start)
-    end.synchronize()
     elapsed_ms: float = start.elapsed_time(end)
     return round(elapsed_ms * 1_000_000)
 

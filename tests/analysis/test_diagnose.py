@@ -26,7 +26,7 @@ from ddpprof.model import (
     GradientRecord,
     IterationRecord,
     LoggerRecord,
-    ParametersRecord,
+    ModelRecord,
     Process,
     RankRow,
     Records,
@@ -136,6 +136,8 @@ def test_a_straggler_is_last_at_three_of_four_collectives(late: int, n_last: int
 def test_a_straggler_cannot_be_told_alone_or_without_a_clock() -> None:
     assert reason(of(step()), "straggler-rank") == "only one rank is in the input"
     assert reason(of(step(), across=others(None, None)), "straggler-rank") == "the ranks have no common clock"
+    assert "fewer than 4 collectives" in reason(of(step(), across=others(900, 3, 3)), "straggler-rank")
+    assert found(of(step(), across=others(900, 4, 4)), code="straggler-rank")
     shared = of(step(), shown=row(is_time_sliced=True), across=others(900))
     assert "share a GPU" in reason(shared, "straggler-rank")
 
@@ -244,10 +246,12 @@ def test_on_a_shared_gpu_the_order_still_tells() -> None:
 # -- compute-tail
 
 
-def tailed(gap: int, *, exposed: int = 100, ahead: int = 250) -> Step:
+def tailed(beyond: int, *, exposed: int = 100, ahead: int = 30) -> Step:
+    """Three buckets with 30 of compute before each, and before the last one as much more as is said."""
     first = bucket(300, 400, exposed_ns=0, ahead_ns=ahead)
-    last = bucket(800, 900, exposed_ns=exposed, gap_compute_ns=gap)
-    return step(backward_ns=500, backward_end_ns=800, exposed_ns=exposed, buckets=(first, last))
+    second = bucket(430, 500, exposed_ns=0, gap_compute_ns=30)
+    last = bucket(800, 900, exposed_ns=exposed, gap_compute_ns=30 + beyond)
+    return step(backward_ns=500, backward_end_ns=800, exposed_ns=exposed, buckets=(first, second, last))
 
 
 @pytest.mark.parametrize(
@@ -258,6 +262,7 @@ def tailed(gap: int, *, exposed: int = 100, ahead: int = 250) -> Step:
         (tailed(100), "note"),
         (tailed(99), None),
         (tailed(400, exposed=101), None),
+        (tailed(400, ahead=250), "warning"),
         (tailed(400, ahead=251), None),
     ],
 )
@@ -495,7 +500,7 @@ def test_the_first_finding_is_the_warning_that_costs_most() -> None:
 def test_the_rank_that_it_costs_most_is_shown_and_all_are_named() -> None:
     ranks = [of(step(waited_ns=cost, n_waits=1), shown=row(rank=at)) for at, cost in enumerate((120, 300, 40))]
     finding = one(*ranks, code="synchronisation-wait")
-    assert (finding.rank, finding.cost_ns, finding.ranks) == (1, 300, (0, 1))
+    assert (finding.rank, finding.cost_ns, finding.on_ranks) == (1, 300, (0, 1))
 
 
 def test_the_median_step_decides() -> None:
@@ -624,8 +629,8 @@ def test_records_and_other_ranks_fill_in_what_a_trace_does_not_tell() -> None:
             BucketRecord(rank=0, step=3, bucket=0, size_bytes=64, is_last=True, parameters=[1, 0], ready_ns=90, launch_ns=95),
         ),
         gradients=(GradientRecord(rank=0, step=3, started_ns=0, parameters=[1, 0], ready_ns=[40, 80]),),
-        parameters=(
-            ParametersRecord(
+        models=(
+            ModelRecord(
                 rank=0,
                 names=["a", "b"],
                 size_bytes=[16, 48],
@@ -634,7 +639,8 @@ def test_records_and_other_ranks_fill_in_what_a_trace_does_not_tell() -> None:
                 is_sparse=[False] * 2,
                 find_unused_parameters=False,
                 static_graph=False,
-                latency_ns=[],
+                probe_bytes=[],
+                probe_ns=[],
             ),
         ),
         loggers=(LoggerRecord(rank=0, step=3, fields={"find_unused_parameters": 1, "unused_parameter_size": 0}),),

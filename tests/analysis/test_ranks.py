@@ -459,11 +459,13 @@ def test_eight_reports_as_one(captures: Path) -> None:
 def test_one_report_as_several(captures: Path, name: str) -> None:
     """Only whom the clock lets be named can differ: in one report it needs no alignment."""
     (trace,), _, together = captured(captures, name)
-    apart = across(split(trace, [0, 10**9, 2 * 10**9, 3 * 10**9]))
+    several = split(trace, [0, 10**9, 2 * 10**9, 3 * 10**9])
+    apart = across(several)
     assert (together.clock, apart.clock) == ("one report", "session start")
     assert (apart.transfer_ns, waits(apart)) == (together.transfer_ns, waits(together))
     assert [row.arrival_ns for row in apart.collectives] == [row.arrival_ns for row in together.collectives]
     assert [row.late_ns for row in apart.ranks] == [row.late_ns for row in together.ranks]
+    assert [row.window for row in timeline(several).ranks] == [row.window for row in timeline([trace]).ranks]
 
 
 def test_two_ranks_in_turns_on_one_gpu(captures: Path) -> None:

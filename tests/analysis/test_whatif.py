@@ -19,7 +19,7 @@ from ddpprof.errors import InputError
 from ddpprof.model import Records, TransferCost
 from ddpprof.reducer import MIB, Parameter, capacity, initial, launches, rebuilt
 
-COST = TransferCost(fixed_ns=0, ns_per_byte=4 * MS / MIB, slowdown=None, low_ratio=1, high_ratio=1, n=1, sizes=1)
+COST = TransferCost(fixed_ns=0, ns_per_byte=4 * MS / MIB, slowdown_ratio=None, low_ratio=1, high_ratio=1, n=1, sizes=1)
 
 
 def parameters(count: int, mb: float = 1) -> list[Parameter]:
@@ -160,7 +160,7 @@ def test_probes_tell_sizes_that_no_bucket_has(tmp_path):
     """Buckets of 1 MiB take 4 ms. A probe of 1.5 MiB is not heard, one of 4 MiB took 10 ms: 2 ms, and 2 for each MiB."""
     records = recorded(cap_mb=1)
     probes = {"probe_bytes": [3 * MIB // 2, 4 * MIB], "probe_ns": [999 * MS, 10 * MS]}
-    records = replace(records, parameters=tuple(replace(row, **probes) for row in records.parameters))
+    records = replace(records, models=tuple(replace(row, **probes) for row in records.models))
     cost = predict(run(tmp_path, records, ORDER), records, (1,)).cost
     assert (cost.fixed_ns, cost.ns_per_byte * MIB) == pytest.approx((2 * MS, 2 * MS))
 

@@ -36,7 +36,7 @@ def test_text_tells_parameters_cap_buckets_and_overlap(cli):
 
 def test_text_tells_the_cause(cli):
     said = cli("cases").out
-    assert "\nhealthy               none                               12 x 0.25 MiB " in said
+    assert "\nhealthy               none                               6 x 0.25 MiB " in said
     assert "\ntiny_buckets          bucket-too-small                   2 x 4 MiB, 64 x 16 KiB  a bucket" in said
     assert "\naccumulation          settings (no_sync) " in said
 

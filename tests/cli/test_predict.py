@@ -62,7 +62,7 @@ def test_a_report_alone_does_not_tell_when_gradients_came(cli, tmp_path):
 
 def test_records_of_an_older_version(cli, run):
     records = recorded(cap_mb=1)
-    write(run, replace(records, gradients=(), parameters=()))
+    write(run, replace(records, gradients=(), models=()))
     refused(cli, run, "an older ddpprof wrote them", "again")
 
 

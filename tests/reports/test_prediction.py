@@ -36,7 +36,7 @@ FOUND = Prediction(
     captured_cap_mb=4, mode="plain",
     measured=Timing(n=10, median_ns=100 * MS, p95_ns=110 * MS, min_ns=95 * MS, max_ns=110 * MS, mad_ns=2 * MS),
     model_ns=98 * MS, moments=11, lanes=2,
-    cost=TransferCost(fixed_ns=0.5 * MS, ns_per_byte=3.0, slowdown=1.5, low_ratio=0.9, high_ratio=1.2, n=132, sizes=1),
+    cost=TransferCost(fixed_ns=0.5 * MS, ns_per_byte=3.0, slowdown_ratio=1.5, low_ratio=0.9, high_ratio=1.2, n=132, sizes=1),
     rows=(
         row(2, 100, 12, 30, "last bucket"), row(4, 100, 12, 30, "last bucket"), row(16, 115, 3, 20, "bandwidth"),
         row(64, 140, 1, 0, "last bucket"),
@@ -53,7 +53,7 @@ HELD = replace(
     mode="find_unused",
     moments=1,
     lanes=1,
-    cost=replace(FOUND.cost, slowdown=None, sizes=2),
+    cost=replace(FOUND.cost, slowdown_ratio=None, sizes=2),
     rows=(
         row(4, 100, 12, None, "held bucket", held_ns=60 * MS, holder="gate.weight"),
         row(64, 101, 1, None, "compute", bucket_bytes=(MIB, 2 * MIB, 3 * MIB, 4 * MIB)),

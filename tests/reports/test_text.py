@@ -72,5 +72,5 @@ def test_a_number_is_not_parted_from_its_unit(make: Make) -> None:
 
 def test_findings_show_their_evidence_and_failures_whether_they_had_to_be(make: Make, records: Records) -> None:
     shown = text.render(make("two_ranks"), records=records)
-    assert "(tail_ns 4.796 ms, overlap_ratio 90.0 %, bucket 11)" in shown
+    assert "(exposed comm 4.796 ms, launch 90.0 %, buckets 12)" in " ".join(shown.split())
     assert "rank 1 failed in step 5, as this case must: RuntimeError" in shown

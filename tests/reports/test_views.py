@@ -118,8 +118,9 @@ def test_who_waits_and_who_is_last_over_what_says_so(make: Make) -> None:
     assert headings(table) == ["rank", "n_collectives", "wait (ms)", "arrives last", "late (ms)"]
     assert table.rows[2] == ("2", "48", "2.000", "14 of 48", "-10.115")
     assert table.note == (
-        "Paired in part: ranks differ in number of collectives: 12 and 11 (step 7). The reports' clocks are aligned by the ends "
-        "of collectives, two ranks to within 812.0 us. Transfer estimate 8.000 ms; what collectives take beyond it is waiting."
+        "Paired in part: ranks differ in number of collectives: 12 and 11 (step 7). "
+        "The reports' clocks are aligned by the ends of collectives, two ranks to within 812.0 us. "
+        "Transfer estimate 8.000 ms; what collectives take beyond it is waiting."
     )
 
 

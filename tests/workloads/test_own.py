@@ -73,11 +73,11 @@ def test_a_watched_model_records_the_gradients_of_timed_steps(marked, alone, mon
     for number in range(2):
         with ddpprof.timed_step(number):
             ddp(torch.ones(1, 4)).sum().backward()
-    ((write, folder),) = at_end
+    ((write, folder),) = (call for call in at_end if isinstance(call[-1], RunDir))
     write(folder)
     assert [name for name in marked if not name.startswith("rank")] == ["step/0", *SENT, "step/1", *SENT]
     found = read_records(RunDir(tmp_path))
-    assert (found.runs[0].bucket_cap_mb, found.runs[0].backend, found.parameters[0].names) == (2, "gloo", ["weight", "bias"])
+    assert (found.runs[0].bucket_cap_mb, found.runs[0].backend, found.models[0].names) == (2, "gloo", ["weight", "bias"])
     assert [(row.step, sorted(row.parameters)) for row in found.gradients] == [(0, [0, 1]), (1, [0, 1])]
     assert [(row.step, row.step_ns) for row in found.gradients] == read_steps(RunDir(tmp_path))
     assert [(row.step, row.size_bytes) for row in found.buckets] == [(0, 80), (1, 80)]

@@ -117,8 +117,9 @@ folder = Path(store).parent
 recorder.write(RunDir(folder))
 dist.barrier()
 found = read_records(RunDir(folder))
-(told,) = (row for row in found.parameters if row.rank == rank)
-print(told.names, told.size_bytes, told.dtypes[0], told.find_unused_parameters, told.static_graph, told.probe_bytes, min(told.probe_ns) > 0)
+(told,) = (row for row in found.models if row.rank == rank)
+print(told.names, told.size_bytes, told.dtypes[0], told.find_unused_parameters, told.static_graph)
+print(told.probe_bytes, min(told.probe_ns) > 0)
 mine = [row for row in found.gradients if row.rank == rank]
 print([(row.step, row.parameters, row.step_ns) for row in mine])
 sent = [row for row in found.buckets if row.rank == rank]
@@ -131,9 +132,25 @@ print(0 < ready[0] < ready[1] < sent[0].ready_ns, all(row.done_ns > row.ready_ns
 def test_parameters_gradients_and_the_ends_of_buckets_are_recorded(world):
     """The gate, registered last, is expected first and comes last: both buckets are sent after it."""
     lines = [
-        "['body.weight', 'gate.weight'] [64, 64] float32 True False [8, 128] True",
+        "['body.weight', 'gate.weight'] [64, 64] float32 True False",
+        "[8, 128] True",
         "[(0, [0, 1], None), (1, [0, 1], 5)]",
         "[(1, 0, [0, 1])]",
         "True True",
     ]
     assert world(WRITTEN, 2) == ["\n".join(lines) + "\n"] * 2
+
+
+@pytest.mark.parametrize(("few", "noted"), [(2, [0, 1, 2]), (1, [0, 2])])
+def test_timed_steps_of_many_parameters_are_left_alone(alone, recorder_of, tmp_path, monkeypatch, few, noted):
+    """Step 0 is warm-up, step 1 timed, step 2 captured."""
+    monkeypatch.setattr("ddpprof.workloads.recorder.FEW", few)
+    recorder = recorder_of(CASES["coarse4_cap4"])
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    recorder.watch(ddp)
+    for recorder.step in range(3):
+        recorder.is_kept, recorder.marker.is_on = recorder.step > 0, recorder.step == 2
+        ddp(torch.ones(1, 4)).sum().backward()
+    recorder.write(RunDir(tmp_path))
+    rows = read_records(RunDir(tmp_path)).gradients
+    assert [(row.step, sorted(row.parameters)) for row in rows] == [(step, [0, 1]) for step in noted]
