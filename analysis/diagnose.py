@@ -184,7 +184,7 @@ def _parked(rank: Rank, step: Step) -> Seen | None:
         else:
             bunches.append([item])
     bunches = [bunch for bunch in bunches if len(bunch) > 1]
-    hideable_ns = sum(min(_exposed(step, bunch, _last_ratio(bunch)), bunch[0].alone_before_ns) for bunch in bunches)
+    hideable_ns = sum(min(_exposed(step, bunch, _last_ratio(bunch)), _could_hide(bunch[0])) for bunch in bunches)
     cost_ns = min(hideable_ns, step.exposed_ns) - _unplaced_wait(rank, step.buckets)
     if cost_ns <= 0:
         return None
@@ -217,7 +217,7 @@ def _too_large(rank: Rank, step: Step) -> Seen | None:
     sizes = [item.size_bytes for item in late if item.size_bytes]
     if not late or not step.backward_ns or (len(sizes) == len(late) and sum(sizes) < LEAST_SPLIT_BYTES):
         return None
-    hideable_ns = min(_exposed(step, late, _last_gradient_ratio(late)), late[0].alone_before_ns)
+    hideable_ns = min(_exposed(step, late, _last_gradient_ratio(late)), _could_hide(late[0]))
     cost_ns = hideable_ns - _unplaced_wait(rank, step.buckets)
     if cost_ns <= 0:
         return None
@@ -564,7 +564,7 @@ RULES: Final = (
         needs="buckets of a step, sent over a stream of their own",
         measures="buckets sent one after another with no compute between (all but the first were held); else the last bucket, "
         "or both of two that are sent after half of the backward, of 1 MiB or more: their exposed communication less the last "
-        "one's own, or the last gradient's, and no more than the compute that had none beside it before",
+        "one's own, or the last gradient's, and no more than the backward's compute that had none beside it before",
         percent=10,
         message="large buckets ({n_buckets} for all gradients): what is sent last is exposed, and most of it was ready before",
         advice="Lower bucket_cap_mb: ddpprof sweep, or ddpprof predict on this capture, shows to what.",
@@ -586,7 +586,7 @@ RULES: Final = (
         needs="the host's API calls, or wait/WHAT marks on a CPU run",
         measures="nothing running while the host waits, and the hole on the device after a wait that began while it was busy",
         percent=10,
-        message="the host waits {n_waits} time(s) inside the step, and nothing runs until it goes on",
+        message="{n_waits} wait(s) of the host inside the step, and nothing runs until it goes on",
         advice="Take .item(), .cpu(), print(loss) and torch.cuda.synchronize() out of the step, or do them every n-th; copy "
         "with non_blocking=True from pinned memory; load data in workers ahead of the step.",
         judge=waiting,
@@ -595,9 +595,10 @@ RULES: Final = (
         code="parameter-granularity",
         needs="steps",
         measures="200 compute intervals or more (and 4 a bucket), their median 100 us or less (500 us on a CPU run): the holes "
-        "between them that are shorter than 1 ms (40 ms on a CPU run) and not under a wait",
+        "between them that are shorter than 1 ms (40 ms on a CPU run), not under a wait, and not "
+        "that in which the last collective ends",
         percent=20,
-        message="{n_compute} short compute intervals a step, {n_gaps} holes between them: it is bound by launches",
+        message="{n_compute} short compute intervals, {n_gaps} holes between them: bound by launches",
         advice="Fewer, larger kernels: torch.compile or CUDA graphs, foreach or fused optimizers, parameters merged, a larger "
         "batch.",
         judge=granularity,
@@ -608,7 +609,7 @@ RULES: Final = (
         measures="kernels that take 15 % longer or more beside communication than the same kernels alone (median): the "
         "difference",
         percent=5,
-        message="{n_kernels} kernels a step run slower while communication is beside them",
+        message="kernels run slower while communication is beside them ({n_kernels} of them)",
         advice="Give NCCL fewer SMs (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS) and compare the step; fewer bytes help too "
         "(bf16_compress_hook).",
         judge=contention,
@@ -776,7 +777,7 @@ def _finding(rule: Rule, group: Sequence[tuple[Rank, Seen]]) -> Finding | None:
         severity=severity,
         rank=row.rank,
         message=(seen.message or rule.message).format(**seen.evidence),
-        evidence=dict(seen.evidence),
+        evidence={**seen.evidence, **({} if row.rank is not None else {"pid": row.pid})},
         cost_ns=min(seen.cost_ns, seen.step_ns),
         step_ns=seen.step_ns,
         on_ranks=tuple(sorted({item.row.rank for item, _, _ in weighed if item.row.rank is not None})),
@@ -849,6 +850,11 @@ def _alone(item: Bucket, found: Sequence[Bucket]) -> int:
     if item.size_bytes and per_byte:
         return min(round(item.size_bytes * min(per_byte)), item.own_ns)
     return min(min(other.own_ns for other in found), item.own_ns)
+
+
+def _could_hide(first: Bucket) -> int:
+    """The backward's compute before a bucket that had no communication beside it."""
+    return min(first.alone_before_ns, first.ahead_ns)
 
 
 def _exposed(step: Step, found: Sequence[Bucket], unavoidable_ratio: float) -> int:

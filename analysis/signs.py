@@ -179,8 +179,8 @@ def _periods(part: Part, windows: Sequence[int]) -> tuple[int, ...]:
     if not part.windows.is_step[windows].all() or len(place) < 2:
         return ()
     breaks = np.flatnonzero(np.diff(place) != 1) + 1
-    runs: list[list[int]] = [np.diff(run).tolist() for run in np.split(start, breaks)]
-    return tuple(max(runs, key=lambda run: len(run)))
+    longest: Int64 = max(np.split(start, breaks), key=len)
+    return tuple(np.diff(longest).tolist())
 
 
 # ---------------------------------------------------------------------------------------------------- one (rank, step)
@@ -439,14 +439,15 @@ def _waited(part: Part, view: _View, host: _Host) -> list[tuple[int, int]]:
 
 
 def _gaps(part: Part, view: _View, host: _Host, waited: Sequence[tuple[int, int]]) -> Int64:
-    """The lengths of the short holes between compute in which the host did not wait."""
+    """The lengths of the short holes between compute that no wait of the host explains, nor the end of the last collective."""
     low, high = _holes(view.compute_set, view)
     length = high - low
+    last_ns = int(view.end_ns[view.comm].max(initial=MISSING))
     spans = np.array(waited, np.int64).reshape(-1, 2)
     waits = _among(host.waits, low, high)
     waits = intervals.union(np.concatenate([waits.start, spans[:, 0]]), np.concatenate([waits.end, spans[:, 1]]))
-    is_gap = (length < SHORT_GAP_NS[part.trace.evidence]) & (intervals.covered(waits, low, high) == 0)
-    return np.asarray(length[is_gap])
+    is_short = (length < SHORT_GAP_NS[part.trace.evidence]) & ((last_ns < low) | (last_ns > high))
+    return np.asarray(length[is_short & (intervals.covered(waits, low, high) == 0)])
 
 
 def _among(cover: Intervals, low: Int64, high: Int64) -> Intervals:

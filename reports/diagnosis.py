@@ -54,7 +54,7 @@ def _title(finding: Finding) -> str:
 def _lines(finding: Finding, analysis: Analysis) -> Iterator[str]:
     yield f"{finding.message}."
     worst = f" (rank {finding.rank})" if len(finding.on_ranks) > 1 else ""
-    yield f"costs at most: {verdict.cost(finding)}{worst}"
+    yield f"costs at most: {verdict.cost(finding, analysis)}{worst}"
     if finding.evidence:
         yield f"evidence: {verdict.proofs(finding)}"
     if finding.advice:

@@ -96,7 +96,7 @@ def bullets(items: Iterable[str]) -> str:
 def _notices(analysis: Analysis) -> Iterable[str]:
     if analysis.findings:
         yield "## Findings"
-        yield bullets(escape(verdict.finding_line(finding)) for finding in analysis.findings)
+        yield bullets(escape(verdict.finding_line(finding, analysis)) for finding in analysis.findings)
     if analysis.warnings:
         yield "## Warnings"
         yield bullets(f"`{warning.code}`: {escape(verdict.warning_line(warning, analysis))}" for warning in analysis.warnings)

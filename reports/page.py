@@ -55,7 +55,7 @@ def render(analysis: Analysis, timeline: Timeline | None = None) -> str:
         else "",
         *(f"<section><h2>{_text(shown.title)}</h2>{_table(shown)}</section>" for shown in first),
         "" if timeline is None else _figure(timeline),
-        _notices("Findings", (_text(verdict.finding_line(finding)) for finding in analysis.findings)),
+        _notices("Findings", (_text(verdict.finding_line(finding, analysis)) for finding in analysis.findings)),
         _notices(
             "Warnings", (f"<code>{_text(w.code)}</code>: {_text(verdict.warning_line(w, analysis))}" for w in analysis.warnings)
         ),

@@ -34,7 +34,7 @@ def render(
     blocks += ["\n".join(layout(table, width)) for table in tables]
     if records is not None:
         blocks.append(bullets("Failures", [verdict.failure_line(failure) for failure in records.failures], width))
-    blocks.append(bullets("Findings", [verdict.finding_line(finding) for finding in analysis.findings], width))
+    blocks.append(bullets("Findings", [verdict.finding_line(finding, analysis) for finding in analysis.findings], width))
     warnings = [f"{warning.code}: {verdict.warning_line(warning, analysis)}" for warning in analysis.warnings]
     blocks.append(bullets("Warnings", warnings, width))
     return "\n\n".join(filter(None, blocks)) + "\n"

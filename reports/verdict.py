@@ -92,7 +92,7 @@ def cause(analysis: Analysis) -> str:
     warnings = [finding for finding in analysis.findings if finding.severity != "note"]
     if warnings:
         first = warnings[0]
-        return f"{first.code}{_worst(first)}{_costs(first, ', up to ')}: {first.message}."
+        return f"{first.code}{_worst(first)}{_costs(first, analysis)}: {first.message}."
     if {item.code for item in analysis.not_judged} >= set(CAUSES):
         return f"Cannot be told: {analysis.not_judged[0].reason}."
     if analysis.findings:
@@ -106,12 +106,13 @@ def cause_line(analysis: Analysis) -> str:
     return f"{CAUSE_QUESTION} {cause(analysis)}" if found else ""
 
 
-def cost(finding: Finding) -> str:
+def cost(finding: Finding, analysis: Analysis) -> str:
     """What a finding costs, with the step and its share of it: ``30.9 ms of a step of 167.7 ms (18.4 %)``."""
     if not finding.cost_ns or not finding.step_ns:
         return "cannot be told" if finding.cost_ns is None else "no time of its own was measured"
     share = quantities.share(finding.cost_ns / finding.step_ns)
-    return f"{quantities.ns(finding.cost_ns)} of a step of {quantities.ns(finding.step_ns)} ({share})"
+    whole = "a capture" if analysis.window == "capture" else "a step"
+    return f"{quantities.ns(finding.cost_ns)} of {whole} of {quantities.ns(finding.step_ns)} ({share})"
 
 
 def proofs(finding: Finding) -> str:
@@ -119,10 +120,10 @@ def proofs(finding: Finding) -> str:
     return ", ".join(f"{_metric(name)} {quantities.named(name, value)}" for name, value in finding.evidence.items())
 
 
-def finding_line(finding: Finding) -> str:
+def finding_line(finding: Finding, analysis: Analysis) -> str:
     """One finding with its severity, rank, cost and evidence."""
     evidence = proofs(finding)
-    text = f"{finding.severity}: {finding.code}{_worst(finding)}{_costs(finding, ', up to ')}: {finding.message}"
+    text = f"{finding.severity}: {finding.code}{_worst(finding)}{_costs(finding, analysis)}: {finding.message}"
     return text + (f" ({evidence})" if evidence else "")
 
 
@@ -146,8 +147,8 @@ def _worst(finding: Finding) -> str:
     return f" on rank {finding.rank}" if len(finding.on_ranks) < 2 else f" on {spelled(finding.on_ranks)}"
 
 
-def _costs(finding: Finding, lead: str) -> str:
-    return f"{lead}{cost(finding)}" if finding.cost_ns else ""
+def _costs(finding: Finding, analysis: Analysis) -> str:
+    return f", up to {cost(finding, analysis)}" if finding.cost_ns else ""
 
 
 def _metric(name: str) -> str:

@@ -210,6 +210,8 @@ def test_buckets_sent_together_were_held_by_the_first(exposed: int, expected: st
 
 def test_it_costs_no_more_than_the_compute_that_could_have_hidden_it() -> None:
     assert found(of(parked(400, before=120)), code="bucket-scheduling") == [("bucket-scheduling", "warning", 120)]
+    assert found(of(single(400, ahead=110)), code="bucket-scheduling") == [("bucket-scheduling", "warning", 110)]
+    assert found(of(single(400, ahead=251)), code="bucket-scheduling") == [("bucket-scheduling", "warning", 200)]
     assert one(of(parked(400)), code="bucket-scheduling").evidence["n_parked"] == 1
 
 

@@ -74,6 +74,22 @@ def test_a_report_that_is_not_there(cli, tmp_path: Path) -> None:
     assert "no such report" in done.err
 
 
+def test_the_order_of_reports_does_not_matter(cli, tmp_path: Path) -> None:
+    """Rank 1 comes 400 us after rank 0 at each of four collectives."""
+    for rank, late in enumerate((0, 400)):
+        lines = [f"process {100 + rank} rank={rank} world=2", 'N 0..999 "step/1"']
+        for at in (1000, 2000, 3000, 4000):
+            lines.append(f"K dev0 s7  {at - 300}..{at + late - 10} GEMM launch={at / 100}..{at / 100 + 1}")
+            lines.append(f"K dev0 s16 {at + late}..{at + 410} NCCL launch={at / 100 + 2}..{at / 100 + 3}")
+        build(tmp_path / f"rank{rank}.sqlite", "\n".join(lines))
+    reports = [tmp_path / "rank0.sqlite", tmp_path / "rank1.sqlite"]
+    first, second = (json.loads(cli("diagnose", *order, "-f", "json").out)["findings"] for order in (reports, reports[::-1]))
+    assert (first[0]["code"], first[0]["rank"]) == ("straggler-rank", 1)
+    for item in (*first, *second):
+        item.pop("spans")
+    assert first == second
+
+
 def test_two_reports_whose_clocks_are_a_minute_apart(cli, tmp_path: Path) -> None:
     for rank, start in enumerate((0, 60_000_000)):
         work = f"K dev0 s7 {start}..{start + 9} GEMM\nK dev0 s16 {start + 9}..{start + 12} NCCL"
