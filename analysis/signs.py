@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof import marks
-from ddpprof.analysis import buckets as bucket_ranges
 from ddpprof.analysis import intervals, kernels
 from ddpprof.analysis.intervals import Intervals
 from ddpprof.analysis.part import Part, lanes
@@ -151,8 +150,7 @@ def look(part: Part) -> Iterator[Signs]:
     """The signs of every (process, device) of a trace, in the order of ``part.lanes``."""
     of_lane = list(lanes(part))
     most = min(max(MOST_STEPS // max(len(of_lane), 1), LEAST_OF_EACH), MOST_OF_EACH)
-    parsed = [marks.parse(text) for text in part.trace.texts]
-    hosts = {process: _host(part, process, parsed) for process in dict.fromkeys(process for process, _, _ in of_lane)}
+    hosts = _hosts(part, dict.fromkeys(process for process, _, _ in of_lane))
     for process, _, mine in of_lane:
         host = hosts[process]
         whole = [at for at in mine if part.reasons[at] is None]
@@ -188,31 +186,48 @@ def _periods(part: Part, windows: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Host:
-    """What the host of one process did: the backward ranges one by one, and as sets the comm hooks and the waits."""
+    """What the host of one process did: ranges of buckets and backwards one by one; comm hooks, backwards, waits as sets."""
 
-    backward: Intervals
+    buckets: Intervals
+    bucket_marks: Sequence[marks.Mark | None]
+    bucket_threads: Int64
+    backwards: Intervals
     hooks: Intervals
+    backward: Intervals
     waits: Intervals
-    parsed: Sequence[marks.Mark | None]
 
 
-def _host(part: Part, process: int, parsed: Sequence[marks.Mark | None]) -> _Host:
+def _hosts(part: Part, processes: Iterable[int]) -> dict[int, _Host]:
     ranges = part.trace.ranges
-
-    def of_kind(kind: str) -> Intervals:
+    parsed = [marks.parse(text) for text in part.trace.texts]
+    rows = {}
+    for kind in ("bucket", "backward", "wait"):
         is_kind = np.array([mark is not None and mark.kind == kind for mark in parsed], bool)
-        rows = np.flatnonzero(is_kind[ranges.text] & (ranges.process == process)) if is_kind.any() else np.empty(0, np.int64)
-        start, end = ranges.start_ns[rows].astype(np.int64), ranges.end_ns[rows].astype(np.int64)
-        return Intervals(start, np.where(end == MISSING, np.iinfo(np.int64).max, end))
+        rows[kind] = np.flatnonzero(is_kind[ranges.text]) if is_kind.any() else np.empty(0, np.int64)
+    calls = np.array(part.trace.waits, np.int64).reshape(-1, 3)
 
-    hooks, marked = of_kind("bucket"), of_kind("wait")
-    calls = np.array([(low, high) for owner, low, high in part.trace.waits if owner == process], np.int64).reshape(-1, 2)
-    return _Host(
-        backward=of_kind("backward"),
-        hooks=intervals.union(*hooks),
-        waits=intervals.union(np.concatenate([marked.start, calls[:, 0]]), np.concatenate([marked.end, calls[:, 1]])),
-        parsed=parsed,
-    )
+    def host(process: int) -> _Host:
+        mine = {kind: found[ranges.process[found] == process] for kind, found in rows.items()}
+        cover = {kind: _spans(part, found) for kind, found in mine.items()}
+        called = calls[calls[:, 0] == process]
+        waits = (np.concatenate([cover["wait"][side], called[:, 1 + side]]) for side in (0, 1))
+        return _Host(
+            buckets=cover["bucket"],
+            bucket_marks=[parsed[text] for text in ranges.text[mine["bucket"]].tolist()],
+            bucket_threads=ranges.thread[mine["bucket"]],
+            backwards=cover["backward"],
+            hooks=intervals.union(*cover["bucket"]),
+            backward=intervals.union(*cover["backward"]),
+            waits=intervals.union(*waits),
+        )
+
+    return {process: host(process) for process in processes}
+
+
+def _spans(part: Part, rows: Int64) -> Intervals:
+    """The host ranges at ``rows``, one by one; one that is open lasts for ever."""
+    start, end = part.trace.ranges.start_ns[rows].astype(np.int64), part.trace.ranges.end_ns[rows].astype(np.int64)
+    return Intervals(start, np.where(end == MISSING, np.iinfo(np.int64).max, end))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -323,19 +338,23 @@ def _step(part: Part, view: _View, host: _Host) -> Step:
 
 
 def _carriers(part: Part, view: _View, host: _Host) -> list[tuple[int, marks.Mark | None]]:
-    """The collectives that carry a bucket, by place, with their mark: those marked, where any are; else every all-reduce."""
-    trace, rows = part.trace, view.rows[view.comm]
-    is_bucket = np.array([mark is not None and mark.kind == "bucket" for mark in host.parsed], bool)
-    around = bucket_ranges.ranges_around(trace, rows, is_bucket) if is_bucket.any() else np.full(len(rows), -1)
-    codes = trace.operations.name[rows].tolist()
-    by_name = {code: _host_mark(trace.names[code]) for code in set(codes)}
-    told = [
-        host.parsed[trace.ranges.text[at]] if at >= 0 else by_name[code]
-        for at, code in zip(around.tolist(), codes, strict=True)
-    ]
+    """The collectives that carry a bucket, by place, with their mark: those marked, where any are; else every all-reduce.
+
+    A mark is that of the bucket range (they do not nest) around the launch, on its thread; on a CPU run also the name.
+    """
+    operations, rows = part.trace.operations, view.rows[view.comm]
+    codes = operations.name[rows].tolist()
+    by_name = {code: part.trace.names[code] for code in set(codes)}
+    told = [_host_mark(by_name[code]) for code in codes]
+    if len(host.buckets.start):
+        launch = view.order_ns[view.comm]
+        at = np.searchsorted(host.buckets.start, launch, side="right") - 1
+        is_inside = (at >= 0) & (launch < host.buckets.end[at]) & (operations.launch_thread[rows] == host.bucket_threads[at])
+        for place in np.flatnonzero(is_inside).tolist():
+            told[place] = host.bucket_marks[at[place]]
     if any(mark is not None for mark in told):
         return [(place, mark) for place, mark in enumerate(told) if mark is not None]
-    of_ddp = {code for code in by_name if kernels.operation_of(trace.names[code]) in _DDP}
+    of_ddp = {code for code, name in by_name.items() if kernels.operation_of(name) in _DDP}
     return [(place, None) for place, code in enumerate(codes) if code in of_ddp]
 
 
@@ -350,7 +369,7 @@ def _backward(part: Part, view: _View, host: _Host, places: Sequence[int]) -> Bo
     """
     own = view.is_compute & ~_inside(host.hooks, view.order_ns)
     if len(host.backward.start):
-        inside = own & _inside(intervals.union(*host.backward), view.order_ns)
+        inside = own & _inside(host.backward, view.order_ns)
         if inside.any():
             return inside
     if not places:
@@ -370,11 +389,11 @@ def _inside(cover: Intervals, time: Int64) -> Bools:
 
 def _n_backwards(view: _View, host: _Host, places: Sequence[int]) -> int:
     """In how many backward ranges buckets were launched."""
-    if not places or not len(host.backward.start):
+    if not places or not len(host.backwards.start):
         return 0
     launch = view.order_ns[view.comm[list(places)]]
-    at = np.searchsorted(host.backward.start, launch, side="right") - 1
-    return len(np.unique(at[(at >= 0) & (launch < host.backward.end[np.maximum(at, 0)])]))
+    at = np.searchsorted(host.backwards.start, launch, side="right") - 1
+    return len(np.unique(at[(at >= 0) & (launch < host.backwards.end[np.maximum(at, 0)])]))
 
 
 def _buckets(

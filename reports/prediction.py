@@ -13,7 +13,7 @@ from ddpprof.reports.quantities import markdown as escape
 from ddpprof.reports.views import Table, Values, declared, number, table
 
 BOUNDS = {
-    "compute": "compute: next to nothing comes after it",
+    "compute": "the compute of the last rank: next to nothing comes after it",
     "last bucket": "the last bucket, which is sent when the last gradient is there",
     "held bucket": "buckets that could be sent only when a late one before them was complete",
     "latency": "transfers that queue up, by their number",
