@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ddpprof import model
-from ddpprof.analysis.diagnose import RULES
+from ddpprof.analysis.rules import RULES
 from ddpprof.model import columns
 from ddpprof.reducer import FACTS
 

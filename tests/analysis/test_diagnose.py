@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpprof.analysis import diagnose
-from ddpprof.analysis.diagnose import RULES, Rank, judge, latency
+from ddpprof.analysis.diagnose import judge
+from ddpprof.analysis.rules import RULES, Rank, latency
 from ddpprof.analysis.signs import Bucket, Contention, Signs, Step
 from ddpprof.inputs import analyze
 from ddpprof.model import (
