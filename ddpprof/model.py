@@ -542,7 +542,9 @@ class AcrossRank:
     n_last: int | None = column(
         "count", "of them, those at which it arrived last, beyond the clock's uncertainty; missing as late_ns"
     )
-    wait_ns: int = column("ns", "communication of a step less the transfer estimate: waiting for other ranks", better="lower")
+    wait_ns: int = column(
+        "ns", "waiting for other ranks, summed over the collectives of a step (several may wait side by side)", better="lower"
+    )
     late_ns: int | None = column(
         "ns",
         "arrival at the last collective of a step, after the median of the other ranks; missing without a common clock, "
@@ -639,16 +641,23 @@ class Analysis:
     timings: tuple[TimingRow, ...] = ()
 
     def frame(self, table: str) -> Any:
-        """A pandas DataFrame of ``ranks``, ``breakdown``, ``buckets``, ``kinds``, ``timings``, ``findings`` or ``warnings``."""
+        """A pandas DataFrame of ``ranks``, ``breakdown``, ``buckets``, ``kinds``, ``across``, ``collectives``, ``findings``,
+        ``timings`` or ``warnings``; ``across`` is a row a rank. Raises UsageError for any other.
+        """
         import pandas
 
         from ddpprof.errors import UsageError
 
         names = {"ranks": RankRow, "breakdown": StepRow, "buckets": BucketRow, "kinds": KindRow}
+        names |= {"across": AcrossRank, "collectives": CollectiveRow}
         names |= {"findings": Finding, "warnings": Warning, "timings": TimingRow}
         if table not in names:
             raise UsageError(f"no table {table!r}", f"Tables are {', '.join(names)}.")
-        rows = [{item.name: getattr(row, item.name) for item in fields(row)} for row in getattr(self, table)]
+        if table in ("across", "collectives"):
+            found = () if self.across is None else self.across.ranks if table == "across" else self.across.collectives
+        else:
+            found = getattr(self, table)
+        rows = [{item.name: getattr(row, item.name) for item in fields(row)} for row in found]
         return pandas.DataFrame(rows, columns=[item.name for item in fields(names[table])])
 
 
@@ -834,12 +843,12 @@ class KeptRun:
 
 Bound = Literal["compute", "last bucket", "held bucket", "latency", "bandwidth"]
 """What ends a step: compute, with next to nothing after it; the last bucket, which nothing can hide; or transfers that have
-queued up until then, because they were held by a bucket before them, by their number (latency) or by their bytes (bandwidth)."""
+queued up until then: held by a bucket before them, by their number (latency) or by their bytes (bandwidth)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferCost:
-    """What a collective takes from when the last rank has sent it: fixed_ns + ns_per_byte · bytes, × slowdown beside compute."""
+    """What a collective takes once the last rank has sent it: fixed_ns + ns_per_byte · bytes, × slowdown beside compute."""
 
     fixed_ns: float = column("ns", "α: cost of a collective without its bytes", better="lower")
     ns_per_byte: float = column("ns/byte", "β: cost of a byte", better="lower")

@@ -172,6 +172,8 @@ FRAMES = {
     "breakdown": StepRow,
     "buckets": model.BucketRow,
     "kinds": model.KindRow,
+    "across": model.AcrossRank,
+    "collectives": model.CollectiveRow,
     "findings": model.Finding,
     "warnings": model.Warning,
 }
@@ -186,6 +188,13 @@ def test_a_frame_has_its_columns_also_without_rows(table: str) -> None:
 def test_a_frame_of_rows() -> None:
     told = (model.Warning(code="no-comm", message="none"), model.Warning(code="no-steps", message="none", report=1))
     assert analysis(warnings=told).frame("warnings")["code"].tolist() == ["no-comm", "no-steps"]
+
+
+def test_a_frame_of_the_ranks_across() -> None:
+    row = model.AcrossRank(rank=3, report=0, pid=1, device_id=0, offset_ns=0, n_collectives=2, n_last=1, wait_ns=5, late_ns=7)
+    over = model.Across(clock="one report", uncertainty_ns=0, refused=None, ranks=(row,), collectives=())
+    frame = analysis(across=over).frame("across")
+    assert (frame["rank"].tolist(), frame["late_ns"].tolist()) == ([3], [7])
 
 
 def test_a_frame_that_does_not_exist() -> None:
