@@ -25,7 +25,7 @@ analyze: .venv/ready ## the numbers of the last run of CASE
 check: .venv/ready ## assert on every rank what CASE must show
 	@$(BIN)/ddpprof check runs/$(CASE) $(OPTIONS)
 
-verify: .venv/ready ## the formal experiment: every case at 4 ranks, and its acceptance table
+verify: .venv/ready ## the formal experiment: every case of the study at 4 ranks, and its acceptance table
 	@$(BIN)/ddpprof verify --facts $(OPTIONS)
 
 sweep: .venv/ready ## CASE at several bucket caps: which to take

@@ -34,7 +34,10 @@ TABLES = {
         model.CollectiveRow,
         "a row a collective, where `buckets` lists them; lists are in the order of `across.ranks`",
     ),
-    "findings": (model.Finding, "what holds the step back, the one to act on first; a cause is explained in docs/diagnose.md"),
+    "findings": (
+        model.Finding,
+        "what holds the step back, the one to act on first; a cause is explained in [diagnose.md](diagnose.md)",
+    ),
     "findings.spans": (model.Span, "where to look at a finding"),
     "not_judged": (model.NotJudged, "the causes that the input does not let be judged"),
     "timings": (model.TimingRow, "a row a phase of each rank's unprofiled iterations, of a run folder"),
@@ -76,7 +79,9 @@ def schema() -> str:
     parts = [
         "# Schema\n\nGenerated from `ddpprof/model.py` by `python tests/generate_docs.py`.\n\n"
         f"`ddpprof analyze --format json` writes `format_version` {model.FORMAT_VERSION}: keys are only added within a "
-        "version. Times are whole nanoseconds; what is undefined is `null`. `--format csv` writes one of the tables."
+        "version. Times are whole nanoseconds; what is undefined is `null`. `--format csv` writes one of the tables.\n\n"
+        "`ddpprof diagnose --format json` has `reports`, `findings` and `not_judged` of it. What the metrics mean is in "
+        "[definitions.md](definitions.md)."
     ]
     for name, (table, text) in TABLES.items():
         parts.append(f"## `{name}`\n\n{text[0].upper()}{text[1:]}.\n\n{_table(table)}")

@@ -30,11 +30,11 @@ COMMANDS = {
     "analyze": "the numbers of any nsys or torch.profiler report",
     "diagnose": "which of ten causes holds the step back, and what to try",
     "check": "assert overlap per rank: for CI",
-    "verify": "the formal experiment: every case, and the table of what must come out",
+    "verify": "the formal experiment: every case of the study, and the table of what must come out",
     "sweep": "a case, or your own job, at several bucket caps: which to take",
     "predict": "from one capture: what other bucket caps would do",
     "history": "the trend of a case over the runs kept",
-    "cases": "the workload cases",
+    "cases": "the workload cases: what each trains, and what a run of it must show",
     "layout": "the DDP buckets of your own model, for one cap or several",
     "facts": "check what is taken to be true of DDP on the installed PyTorch",
     "export": "an nsys report to SQLite",
@@ -143,14 +143,14 @@ class LateGroup(click.Group):
 @click.group(
     cls=LateGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=examples("ddpprof profile delay_cap4", "ddpprof analyze report.sqlite", "ddpprof check --help"),
+    epilog=examples("ddpprof profile delay_cap4", "ddpprof analyze report.sqlite", "ddpprof diagnose --help"),
 )
 @click.version_option(__version__, message="ddpprof %(version)s")
 def cli() -> None:
     """Is my DDP communication hidden, on every rank? And if not, why?
 
-    Captures every rank with Nsight Systems and measures, to the nanosecond, how much of the communication
-    ran beside compute. Reads your own reports too: .sqlite, .nsys-rep, torch.profiler JSON.
+    Captures every rank with Nsight Systems, measures to the nanosecond how much of the communication ran beside
+    compute, and names what holds the step back. Reads your own reports too: .sqlite, .nsys-rep, torch.profiler JSON.
     """
 
 

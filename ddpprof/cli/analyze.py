@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 @click.option("--comm", multiple=True, metavar="PATTERN", help="Also communication: kernels (or copies, by PtoP) of this name.")
 @click.option("--not-comm", multiple=True, metavar="PATTERN", help="Not communication, whatever it is called.")
 @click.option("--streams", metavar="7,20", help="Only these streams.")
-@click.option("--rank", "ranks", multiple=True, metavar="FILE=N", help="The rank of a report that does not tell it.")
+@click.option("--rank", "ranks", multiple=True, metavar="FILE=N", help="The rank of a report, whatever it tells itself.")
 @click.option("--step", "step", metavar="N|A:B", help="Only these steps (both ends included).")
 @click.option("--step-range", metavar="PATTERN", help="Host ranges that are steps, when their names are unusual.")
 @click.option("--whole-capture", is_flag=True, help="Ignore step marks: one window, the whole capture.")
 @click.option("--per-step", is_flag=True, help="Show every step.")
 @click.option("--buckets", is_flag=True, help="Show every communication interval with its bucket.")
 @click.option("--show-kinds", is_flag=True, help="Show which name was taken for compute, comm or memory.")
-@click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with.")
+@click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with (also DDPPROF_NSYS).")
 @click.option("--cluster", metavar="ADDRESS", help="Many reports: have them read by this Dask cluster, e.g. tcp://host:8786.")
 @click.pass_obj
 def analyze(progress: Progress, /, inputs: tuple[Path, ...], form: str, folder: Path | None, **flags: Any) -> None:

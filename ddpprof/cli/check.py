@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @click.option("--case", "case_name", metavar="CASE", help="Take its expectations (a run folder brings its own case).")
 @click.option("--expect", multiple=True, metavar="EXPR", help="overlap>0, overlap_ratio>=0.6, tail_ms<=2, buckets==12, ...")
 @click.option("--compute", metavar="PATTERN", help="The compute that the expectations are about, e.g. spin_kernel.")
-@click.option("--comm", multiple=True, metavar="PATTERN", help="Also communication.")
-@click.option("--rank", "ranks", multiple=True, metavar="FILE=N", help="The rank of a report that does not tell it.")
+@click.option("--comm", multiple=True, metavar="PATTERN", help="Also communication: kernels (or copies, by PtoP) of this name.")
+@click.option("--rank", "ranks", multiple=True, metavar="FILE=N", help="The rank of a report, whatever it tells itself.")
 @click.option("--junit", type=PATH, metavar="FILE", help="Write the results as JUnit XML too.")
 @click.pass_obj
 def check(
@@ -42,8 +42,9 @@ def check(
 ) -> None:
     """Assert overlap (or any number) on every rank.
 
-    Exit status 0: all hold; 3: one does not hold, on some rank; 1: it cannot be told. Numbers that the capture makes
-    unreliable are named beside the verdict and do not change it.
+    A time is asked with its unit (_ms, _us, _ns), a ratio runs from 0 to 1. Exit status 0: all hold; 3: one does not
+    hold, on some rank; 1: it cannot be told. Numbers that the capture makes unreliable are named beside the verdict and
+    do not change it.
     """
     from ddpprof.reports import junit as junit_report
 

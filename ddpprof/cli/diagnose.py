@@ -20,14 +20,14 @@ from ddpprof.cli import PATH, Progress, examples, format_option
 )
 @click.argument("inputs", nargs=-1, required=True, type=PATH, metavar="INPUT...")
 @format_option
-@click.option("--rank", "ranks", multiple=True, metavar="FILE=N", help="The rank of a report that does not tell it.")
+@click.option("--rank", "ranks", multiple=True, metavar="FILE=N", help="The rank of a report, whatever it tells itself.")
 @click.option("--step-range", metavar="PATTERN", help="Host ranges that are steps, when their names are unusual.")
-@click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with.")
+@click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with (also DDPPROF_NSYS).")
 @click.pass_obj
 def diagnose(
     progress: Progress, inputs: tuple[Path, ...], form: str, ranks: tuple[str, ...], step_range: str | None, nsys: str | None
 ) -> None:
-    """What holds the step back: the causes found, the one that costs most first, each with its evidence and what to try.
+    """What holds the step back: the causes found, in the order to act on them, each with cost, evidence and what to try.
 
     INPUT as of `ddpprof analyze`. What the input does not let be judged is listed with the reason.
     """

@@ -9,7 +9,7 @@ import click
 from ddpprof.cli import PATH, Progress, examples
 
 
-@click.command(epilog=examples("ddpprof export report.nsys-rep", "ddpprof export report.nsys-rep -o /tmp/report.sqlite"))
+@click.command(epilog=examples("ddpprof export report.nsys-rep", "ddpprof export report.nsys-rep -o elsewhere.sqlite"))
 @click.argument("report", type=PATH)
 @click.option("-o", "--output", type=PATH, help="The export [REPORT with .sqlite].")
 @click.option("--force", is_flag=True, help="Export again even when the export is newer than the report.")

@@ -18,7 +18,7 @@ from ddpprof.cli import CHECK_FAILED, Progress, examples
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How to print the facts.",
+    help="json: for programs.",
 )
 @click.pass_obj
 def facts(progress: Progress, form: str) -> None:

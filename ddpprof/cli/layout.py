@@ -33,7 +33,9 @@ _SHOWN = 3
     )
 )
 @click.argument("factory", metavar="MODULE:FUNCTION")
-@click.option("--caps", default="default", show_default=True, help="bucket_cap_mb in MiB, several with commas; default: DDP's.")
+@click.option(
+    "--caps", metavar="A,B", default="default", show_default=True, help="bucket_cap_mb in MiB, or default for DDP's own."
+)
 @click.option("--find-unused", is_flag=True, help="As with find_unused_parameters=True.")
 @click.option("--static-graph", is_flag=True, help="As with static_graph=True.")
 @click.option("--order", metavar="reverse|N,N,...", help="The order in which gradients come, by parameter number.")

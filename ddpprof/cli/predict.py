@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("folder", type=PATH, metavar="INPUT")
-@click.option("--caps", default="1,2,4,8,16,25,64", show_default=True, help="bucket_cap_mb to predict, in MiB.")
-@click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with.")
+@click.option("--caps", metavar="A,B", default="1,2,4,8,16,25,64", show_default=True, help="bucket_cap_mb to predict, in MiB.")
+@click.option("--nsys", metavar="PATH", help="The nsys to export .nsys-rep files with (also DDPPROF_NSYS).")
 @format_option
 @click.pass_obj
 def predict(progress: Progress, /, folder: Path, caps: str, nsys: str | None, form: str) -> None:
     """Step, overlap, exposed communication and tail at other bucket caps, from one capture.
 
-    INPUT: a run folder that `ddpprof profile` made; its records tell when each gradient was ready. Each step comes with an
-    interval of uncertainty: measure what it recommends with `ddpprof sweep`.
+    INPUT: a run folder that `ddpprof profile` made; its records tell when each gradient was ready. Nothing is run. Each
+    step comes with an interval of uncertainty: measure what it recommends with `ddpprof sweep`.
     """
     from ddpprof import inputs, sweeping
     from ddpprof.analysis import whatif

@@ -45,12 +45,12 @@ class CaseOrCommand(click.Command):
     help="auto: nsys, else torch.profiler.",
 )
 @click.option("--report-per-rank", is_flag=True, help="Each rank under an nsys of its own.")
-@click.option("--iterations", default=10, show_default=True, help="Timed steps before the captured one.")
+@click.option("--iterations", default=10, show_default=True, help="Timed steps before the captured ones.")
 @click.option("--seed", default=0, show_default=True, help="Seed of parameters and data.")
 @click.option("--port", type=int, help="Port for the ranks to meet at; a free one by default.")
 @nsys_option
 @range_option
-@click.option("-o", "--output", "folder", type=PATH, help="The run folder [runs/CASE, runs/SCRIPT].")
+@click.option("-o", "--output", "folder", type=PATH, help="The run folder [runs/CASE, or runs/SCRIPT].")
 @keeps_results
 @click.pass_context
 def profile(ctx: click.Context, /, case: str | None, uses_range: bool, **options: Any) -> None:

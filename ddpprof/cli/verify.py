@@ -41,7 +41,7 @@ from ddpprof.cli import (
 @keeps_results
 @click.pass_obj
 def verify(progress: Progress, /, cases: str, has_facts: bool, is_fresh: bool, form: str, **options: Any) -> None:
-    """Repeat the formal experiment: run every case, and hold what came out against what must.
+    """Repeat the formal experiment: run every case of the study, and hold what came out against what must.
 
     Interrupted, it goes on where it was: cases that are whole are kept. Exit status 0: every claim holds; 3: one does not;
     1: a case could not be run at all.
