@@ -34,15 +34,15 @@ def peak_mib() -> float:
 
 def on_cluster(folder: Path, ranks: list[str], workers: int) -> tuple[Analysis, float, float]:
     """The Analysis by so many worker processes, its seconds without their start, and the peak MiB of the largest."""
-    with LocalCluster(
+    local = LocalCluster(
         n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0", silence_logs=50
-    ) as cluster:
-        with Client(cluster, set_as_default=False) as client:
-            client.run(lambda: __import__("ddpprof.analysis.nsys_reader"))
-            started = time.perf_counter()
-            found = inputs.survey([folder], Options(), ranks=ranks, cluster=cluster.scheduler_address).analysis
-            took_s = time.perf_counter() - started
-            peak = max(client.run(peak_mib).values())
+    )
+    with local as cluster, Client(cluster, set_as_default=False) as client:
+        client.run(lambda: __import__("ddpprof.analysis.nsys_reader"))
+        started = time.perf_counter()
+        found = inputs.survey([folder], Options(), ranks=ranks, cluster=cluster.scheduler_address).analysis
+        took_s = time.perf_counter() - started
+        peak = max(client.run(peak_mib).values())
     return found, took_s, peak
 
 
