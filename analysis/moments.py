@@ -7,6 +7,8 @@ a moment. On a GPU only captured steps are: a gradient is there when the kernels
 from __future__ import annotations
 
 import heapq
+import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from ddpprof.analysis import buckets, steps
 from ddpprof.analysis.intervals import Intervals, union
 from ddpprof.analysis.part import Options, Part, measure
+from ddpprof.analysis.steps import Steps
 from ddpprof.errors import InputError
 from ddpprof.model import MISSING, BucketRecord, GradientRecord, Kind, ModelRecord, Records, RunRecord, Trace
 from ddpprof.reducer import Bucket, Layout, Mode, Parameter, mode_of
@@ -28,6 +31,9 @@ LANES = {"nccl": 1, "gloo": 2}
 
 ONE_HOST_NS = 60 * 10**9
 """Ranks whose clocks differ by more are on hosts of their own: their steps are taken to have begun together."""
+
+LARGEST = 10**17
+"""No time (ns) or size (bytes) of a run is above this: three years."""
 
 MAKE_ONE = "Make one with: ddpprof profile CASE, then: ddpprof predict runs/CASE"
 
@@ -113,7 +119,7 @@ def run_of(traces: Sequence[Trace], records: Records | None) -> Run:
     mode = mode_of(find_unused_parameters=first.find_unused_parameters, static_graph=first.static_graph)
     is_host = traces[0].evidence == "host-ranges"
     views = _views(traces, record.world_size)
-    found = list(_host_moments(records, mode, views) if is_host else _device_moments(records, mode, views))
+    found = list(_host_moments(records, views) if is_host else _device_moments(records, views))
     if not found:
         raise InputError("no step was recorded and captured on every rank", MAKE_ONE)
     return Run(
@@ -132,19 +138,44 @@ def run_of(traces: Sequence[Trace], records: Records | None) -> Run:
 
 def _check(records: Records) -> None:
     world = max((row.world_size for row in records.runs), default=0)
-    missing = sorted(set(range(world)) - {row.rank for row in records.runs})
-    if missing or not world:
-        raise InputError(f"the run has no records of rank {', '.join(map(str, missing)) or '0'}", "Run it again, to its end.")
+    there = {row.rank for row in records.runs}
+    missing = next((rank for rank in range(max(world, 1)) if rank not in there), None)
+    if missing is not None:
+        raise InputError(f"the run has no records of rank {missing}", "Run it again, to its end.")
     if records.failures:
         raise InputError(f"rank {records.failures[0].rank} failed: there is no step to predict", records.failures[0].message)
     known = [{row.rank for row in table} for table in (records.models, records.gradients, records.buckets)]
     if any(ranks != set(range(world)) for ranks in known):
         raise InputError("the records do not tell when each gradient was ready: an older ddpprof wrote them", "Run it again.")
+    if not _is_whole(records):
+        raise InputError("the records contradict themselves: a file was cut or changed", "Run it again.")
     seen = [(row.rank, row.step, row.bucket) for row in records.buckets]
     if len(set(seen)) < len(seen):
         raise InputError(
             "a step of this run has several backwards: only steps with one can be predicted", "See docs/predict.md"
         )
+
+
+def _is_whole(records: Records) -> bool:
+    """Whether lists that belong together are of one length, indices are those of parameters, and numbers can be true."""
+    first = records.models[0]
+    known = set(range(len(first.names)))
+    times = [time for row in records.buckets for time in (row.ready_ns, row.launch_ns, row.done_ns or 0, row.size_bytes)]
+    times += [time for row in records.gradients for time in (row.started_ns, row.step_ns or 0, *row.ready_ns)]
+    times += [row.step_ns for row in records.iterations]
+    return (
+        all(
+            len({len(each) for each in (row.names, row.size_bytes, row.dtypes, row.devices, row.is_sparse)}) == 1
+            and (row.size_bytes, row.probe_bytes) == (first.size_bytes, first.probe_bytes)
+            and len(row.probe_ns) == len(row.probe_bytes)
+            for row in records.models
+        )
+        and all(len(row.parameters) == len(row.ready_ns) > 0 and known.issuperset(row.parameters) for row in records.gradients)
+        and all(row.parameters and known.issuperset(row.parameters) for row in records.buckets)
+        and all(0 <= number <= LARGEST for number in (*times, *first.size_bytes, *first.probe_bytes))
+        and all(row.bucket_cap_mb is None or 0 <= row.bucket_cap_mb <= LARGEST for row in records.runs)
+        and all(re.match(r"\d+\.\d+", row.torch_version) for row in records.runs)
+    )
 
 
 def _parameters(row: ModelRecord) -> tuple[Parameter, ...]:
@@ -165,15 +196,12 @@ def _layout(records: Records) -> Layout:
 def _rebuild_order(records: Records, mode: Mode) -> tuple[int, ...]:
     """Of the first backward, or the second of a static graph: the first is delayed and tells nothing."""
     mine = sorted((row for row in records.gradients if row.rank == 0), key=lambda row: row.step)
-    return tuple(index for index, _ in _ready(mine[min(1 if mode == "static" else 0, len(mine) - 1)], mode))
+    return tuple(index for index, _ in _ready(mine[min(1 if mode == "static" else 0, len(mine) - 1)]))
 
 
-def _ready(row: GradientRecord, mode: Mode) -> list[tuple[int, int]]:
-    """Each parameter and when it was ready: at its first hook, in a static graph at its last."""
-    times = list(zip(row.parameters, row.ready_ns, strict=True))
-    if mode == "static":
-        return sorted(dict(times).items(), key=lambda item: item[1])
-    return sorted(dict(reversed(times)).items(), key=lambda item: item[1])
+def _ready(row: GradientRecord) -> list[tuple[int, int]]:
+    """Each parameter and when it was ready: at its last hook. A static graph counts them; before no_sync ends none counts."""
+    return sorted(dict(zip(row.parameters, row.ready_ns, strict=True)).items(), key=lambda item: item[1])
 
 
 # ------------------------------------------------------------------------------------------------------------ a CPU run
@@ -181,17 +209,19 @@ def _ready(row: GradientRecord, mode: Mode) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _View:
-    """Where one rank is in the traces: its part and process, and what to add to its times."""
+    """Where one rank is in the traces: its part and process, what to add to its times, and its steps."""
 
     part: Part
     process: int
     shift_ns: int
+    steps: Steps | None
 
     def step_start(self, step: int) -> int | None:
         """Start of the mark of a step, None when it was not captured whole."""
-        found = steps.find(self.part.trace).get(self.process)
-        at = [] if found is None else np.flatnonzero((found.number == step) & found.is_whole).tolist()
-        return int(found.start_ns[at[0]]) if found is not None and at else None
+        if self.steps is None:
+            return None
+        at = np.flatnonzero((self.steps.number == step) & self.steps.is_whole)
+        return int(self.steps.start_ns[at[0]]) if len(at) else None
 
     def window(self, step: int) -> int:
         """The step's window on the device with the most communication, -1 without one."""
@@ -211,16 +241,16 @@ def _views(traces: Sequence[Trace], world_size: int) -> dict[int, _View]:
     found = {}
     for trace, start in zip(traces, starts, strict=True):
         shift_ns = 0 if start is None or len(known) < len(starts) else start - min(known)
-        part = measure(trace, Options())
+        part, marked = measure(trace, Options()), steps.find(trace)
         for place, process in enumerate(trace.processes):
             if process.rank is not None:
-                found[process.rank] = _View(part, place, shift_ns)
+                found[process.rank] = _View(part, place, shift_ns, marked.get(place))
     missing = sorted(set(range(world_size)) - set(found))
     if missing:
         raise InputError(
             f"the capture does not show rank {', '.join(map(str, missing))}", "Capture again: ddpprof profile CASE"
         )
-    return found
+    return {rank: found[rank] for rank in range(world_size)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +286,7 @@ def _recorded(records: Records) -> Iterator[_Step]:
             yield step
 
 
-def _host_moments(records: Records, mode: Mode, views: Mapping[int, _View]) -> Iterator[Moment]:
+def _host_moments(records: Records, views: Mapping[int, _View]) -> Iterator[Moment]:
     lanes = LANES["gloo"]
     for step in _recorded(records):
         sent, gradients = step.sent, step.gradients
@@ -266,7 +296,7 @@ def _host_moments(records: Records, mode: Mode, views: Mapping[int, _View]) -> I
         zero = min(began.values())
         is_one_host = max(began.values()) - zero < ONE_HOST_NS
         start = {rank: began_ns - zero if is_one_host else 0 for rank, began_ns in began.items()}
-        ready = {rank: _ready(row, mode) for rank, row in gradients.items()}
+        ready = {rank: _ready(row) for rank, row in gradients.items()}
         end = {rank: start[rank] + times[-1][1] for rank, times in ready.items()}
         places = range(len(sent[0]))
         arrival = [max(start[rank] + sent[rank][at].launch_ns for rank in sent) for at in places]
@@ -304,7 +334,7 @@ def _host_backward(
     shown = None
     if compute is not None:
         begins = bare(compute[0])
-        shown = union(begins, begins + compute[1] - compute[0])
+        shown = _some(union(begins, begins + compute[1] - compute[0]))
     return Backward(
         rank=rank,
         start_ns=start,
@@ -328,14 +358,12 @@ def _host_compute(view: _View, step: int) -> tuple[Int64, Int64] | None:
 
 def _hook(records: Records) -> Hook:
     """From every recorded bucket: medians, so that a rank that lost its core does not count."""
-    notes: dict[tuple[int, int], dict[int, int]] = {
-        (row.rank, row.step): dict(zip(row.parameters, row.ready_ns, strict=True)) for row in records.gradients
-    }
+    notes = {(row.rank, row.step): sorted(row.ready_ns) for row in records.gradients}
     lags, rates = [], []
     for row in records.buckets:
-        before = [time for time in notes.get((row.rank, row.step), {}).values() if time <= row.ready_ns]
-        if before:
-            lags.append(row.ready_ns - max(before))
+        times = notes.get((row.rank, row.step), [])
+        if before := bisect_right(times, row.ready_ns):
+            lags.append(row.ready_ns - times[before - 1])
             rates.append((row.launch_ns - row.ready_ns) / max(row.size_bytes, 1))
     return Hook(lag_ns=int(np.median(lags)), ns_per_byte=float(np.median(rates))) if lags else Hook()
 
@@ -343,21 +371,23 @@ def _hook(records: Records) -> Hook:
 # ------------------------------------------------------------------------------------------------------------ a GPU run
 
 
-def _device_moments(records: Records, mode: Mode, views: Mapping[int, _View]) -> Iterator[Moment]:
+def _device_moments(records: Records, views: Mapping[int, _View]) -> Iterator[Moment]:
+    parts = {view.part for view in views.values()}
+    rows_of = {part: buckets.attribute(part.trace, part.kinds, part.windows, part.measured) for part in parts}
     for step in _recorded(records):
         sent, gradients = step.sent, step.gradients
         windows = {rank: view.window(step.number) for rank, view in views.items()}
         starts = {rank: view.step_start(step.number) for rank, view in views.items()}
         if any(window < 0 for window in windows.values()) or None in starts.values():
             continue
-        seen = {rank: _carried(view, windows[rank]) for rank, view in views.items()}
+        seen = {rank: _carried(view, windows[rank], rows_of[view.part]) for rank, view in views.items()}
         if any(len(rows) != len(sent[rank]) for rank, rows in seen.items()):
             continue
         places = range(len(sent[0]))
         arrival = [max(rows[at][0] for rows in seen.values()) for at in places]
         length = [min(rows[at][1] - rows[at][0] for rows in seen.values()) for at in places]
         ranks = tuple(
-            _device_backward(view, rank, windows[rank], starts[rank] or 0, _ready(gradients[rank], mode), seen[rank][-1][1])
+            _device_backward(view, rank, windows[rank], starts[rank] or 0, _ready(gradients[rank]), seen[rank][-1][1])
             for rank, view in sorted(views.items())
         )
         done = [begin + shortest for begin, shortest in zip(arrival, length, strict=True)]
@@ -365,9 +395,8 @@ def _device_moments(records: Records, mode: Mode, views: Mapping[int, _View]) ->
         yield Moment(step=step.number, step_ns=max(step.took_ns.values()), transfers=transfers, ranks=ranks)
 
 
-def _carried(view: _View, window: int) -> list[tuple[int, int]]:
+def _carried(view: _View, window: int, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     """Start and end of each bucket's kernel in a window, in order of its number."""
-    rows = buckets.attribute(view.part.trace, view.part.kinds, view.part.windows, view.part.measured)
     mine = [row for row in rows if row["process"] == view.process and row["bucket"] is not None]
     windows = view.part.windows
     step, device = int(windows.step[window]), int(windows.device[window])
@@ -399,8 +428,13 @@ def _device_backward(
         ready_ns=tuple((times + shift).tolist()),
         end_ns=end_ns,
         rest_ns=finish - max(end_ns, last_end),
-        compute=compute,
+        compute=_some(compute),
     )
+
+
+def _some(found: Intervals) -> Intervals | None:
+    """The same, None when it is empty."""
+    return found if len(found.start) else None
 
 
 # ------------------------------------------------------------------------------------------------------------ transfers

@@ -8,9 +8,10 @@ to the step that was measured.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, mode
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +68,10 @@ class Simulated:
 def predict(
     traces: Sequence[Trace], records: Records | None, caps_mb: Sequence[float], *, case: str | None = None
 ) -> Prediction:
-    """The Prediction for each of ``caps_mb``, from the captures of a run and its records. Raises InputError without them."""
+    """The Prediction for each of ``caps_mb`` and the cap of the capture, from the captures of a run and its records.
+
+    Raises InputError without them.
+    """
     run = run_of(traces, records)
     assert records is not None
     measured, is_profiled = measured_steps(records)
@@ -75,7 +79,8 @@ def predict(
     here = [simulate(moment, run.layout, cost, run.hook, lanes) for moment in run.moments]
     error_ns = abs(_middle([there.step_ns - moment.step_ns for there, moment in zip(here, run.moments, strict=True)]))
     margin = measured.mad_ns + error_ns
-    rows = tuple(_row(cap_mb, run, cost, lanes, here, measured.median_ns, margin) for cap_mb in sorted(caps_mb))
+    own = () if run.record.bucket_cap_mb is None else (run.record.bucket_cap_mb,)
+    rows = tuple(_row(cap_mb, run, cost, lanes, here, measured.median_ns, margin) for cap_mb in sorted({*caps_mb, *own}))
     fastest = min(rows, key=lambda row: row.step_ns)
     return Prediction(
         ddpprof_version=__version__,
@@ -129,7 +134,10 @@ def simulate(moment: Moment, layout: Layout, cost: TransferCost, hook: Hook, lan
     step = max(
         max(sent.compute_end_ns, last) + rank.rest_ns - rank.start_ns for sent, rank in zip(ranks, moment.ranks, strict=True)
     )
-    free = [sorted(end[:at])[-lanes] if at >= lanes else 0 for at in range(len(end))]
+    free, largest = [], [0] * lanes
+    for time in end:
+        free.append(largest[0])
+        heapq.heappushpop(largest, time)
     return Simulated(ranks=ranks, arrival_ns=tuple(arrival), begin_ns=begin, end_ns=end, free_ns=tuple(free), step_ns=step)
 
 
@@ -208,7 +216,7 @@ def fit(run: Run) -> TransferCost:
     fixed, rate = line([*own, *probes])
 
     def ratio(item: Transfer, slowdown: float) -> float:
-        return (item.alone_ns + item.beside_ns / slowdown) / (fixed + rate * item.size_bytes)
+        return (item.alone_ns + item.beside_ns / slowdown) / max(fixed + rate * item.size_bytes, 1.0)
 
     slowdown = median(max(ratio(item, 1.0), 1.0) for item in beside) if has_both else None
     low, high = np.quantile([ratio(item, slowdown or 1.0) for item in found], [0.25, 0.75]).tolist()
@@ -220,6 +228,7 @@ def fit(run: Run) -> TransferCost:
         high_ratio=high,
         n=len(found),
         sizes=len({item.size_bytes for item in found}),
+        probes=len(probes),
     )
 
 
@@ -236,7 +245,7 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     columns = np.stack([weights, sizes * weights], axis=1)
     found, *_ = np.linalg.lstsq(columns, np.ones(len(points)), rcond=None)
     fixed, rate = (float(value) for value in found)
-    if fixed < 0 or len(points) == 1:
+    if fixed < 0 or (len(points) == 1 and sizes[0] > 0):
         fixed, rate = 0.0, _only(columns[:, 1])
     elif rate < 0:
         fixed, rate = _only(columns[:, 0]), 0.0
@@ -260,14 +269,14 @@ def _row(
         _rank(at, run, [(found, moment.ranks[at]) for found, moment in zip(there, run.moments, strict=True)])
         for at in range(len(run.moments[0].ranks))
     )
-    worst = max(ranks, key=lambda rank: rank.exposed_comm_ns or 0)
-    holding = max((sent for found in there[-1:] for sent in found.ranks), key=lambda sent: sent.held_ns)
+    worst = max(ranks, key=lambda rank: -1 if rank.exposed_comm_ns is None else rank.exposed_comm_ns)
+    holding = sorted((max(found.ranks, key=_held) for found in there), key=_held)[(len(there) - 1) // 2]
     return CapPrediction(
         cap_mb=cap_mb,
         is_captured=layout.parameters == run.layout.parameters,
         bucket_bytes=layout.size_bytes,
         buckets=layout.parameters,
-        step_ns=measured_ns + step,
+        step_ns=max(measured_ns + step, 0),
         low_ns=max(measured_ns + low - margin_ns, 0),
         high_ns=measured_ns + high + margin_ns,
         worst_rank=None if worst.exposed_comm_ns is None else worst.rank,
@@ -275,11 +284,15 @@ def _row(
         overlap_ratio=worst.overlap_ratio,
         exposed_comm_ns=worst.exposed_comm_ns,
         tail_ns=worst.tail_ns,
-        bound=bound(there[-1], layout, cost),
+        bound=mode(bound(found, layout, cost) for found in there),
         held_ns=holding.held_ns,
         holder=None if holding.holder is None else run.parameters[holding.holder].name,
         ranks=ranks,
     )
+
+
+def _held(sent: Sent) -> int:
+    return sent.held_ns
 
 
 def between(

@@ -5,7 +5,8 @@
 
 Each round does all of this, so that a machine that drifts drifts for the capture too; medians are over rounds. The buckets and
 the order in which they are sent must be exactly those predicted, on every rank and in every step: exit status 3 when they are
-not, or when the median error of the steps of caps with other buckets is above GOAL.
+not, or when the median error of the steps of caps with other buckets is above GOAL. It also counts the steps that lie within
+the interval that was given for them.
 """
 
 from __future__ import annotations
@@ -42,6 +43,16 @@ class Seen:
     rows: list[CapPrediction] = field(default_factory=list)
     steps_ns: list[int] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+
+    def middle(self, name: str) -> float:
+        """Median of a column of the predictions."""
+        return statistics.median(getattr(row, name) for row in self.rows)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the measured step lies in the interval that was predicted."""
+        taken = timing(self.steps_ns)
+        return taken is not None and self.middle("low_ns") <= taken.median_ns <= self.middle("high_ns")
 
 
 def differences(row: CapPrediction, run: Run, records: Records) -> Iterator[str]:
@@ -117,6 +128,7 @@ def check(case: str, options: argparse.Namespace, folder: Path) -> bool:
     problems = [problem for item in seen.values() for problem in item.differences]
     print("* the buckets of the capture", *problems[:8], sep="\n")
     middle = statistics.median(errors) if errors else 0.0
+    print(f"measured steps within from and to: {sum(item.is_within for item in seen.values())} of {len(seen)}")
     print(f"median error of the {len(errors)} caps with other buckets: {100 * middle:.1f} % (goal {100 * GOAL:.0f} %)")
     return not problems and middle <= GOAL
 
@@ -125,7 +137,7 @@ def line(item: Seen) -> float | None:
     """Prints one cap; its error, None for the buckets of the capture."""
     taken = timing(item.steps_ns)
     assert taken is not None
-    step, low, high = (statistics.median(getattr(row, name) for row in item.rows) for name in ("step_ns", "low_ns", "high_ns"))
+    step, low, high = (item.middle(name) for name in ("step_ns", "low_ns", "high_ns"))
     error = step / taken.median_ns - 1
     agree, row = "DIFFER" if item.differences else "exact", item.rows[0]
     numbers = "".join(f"{value / 1e6:>10.1f}" for value in (step, low, high, taken.median_ns))

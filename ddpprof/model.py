@@ -858,7 +858,8 @@ class TransferCost:
     low_ratio: float = column("ratio", "lower quartile of measured / fitted cost")
     high_ratio: float = column("ratio", "upper quartile of measured / fitted cost")
     n: int = column("count", "transfers that it is fitted to")
-    sizes: int = column("count", "different sizes among them; other sizes were timed alone, before the first step")
+    sizes: int = column("count", "different sizes among them")
+    probes: int = column("count", "other sizes that were timed alone, before the first step", default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -898,6 +899,7 @@ class CapPrediction:
 class Prediction:
     """The same step at other caps. ``measured`` are the steps at the cap of the capture, ``model_ns`` the step that the model
     gives for it; ``best_mb`` are the caps whose interval overlaps that of the fastest.
+    The cap of the capture is among the rows.
     """
 
     ddpprof_version: str

@@ -69,11 +69,11 @@ def rows(found: Prediction) -> Table:
         replace(step, heading="step"),
         replace(low, heading="from"),
         replace(high, heading="to"),
+        Values("ends with", "text", [row.bound for row in caps], "what ends the step"),
+        Values("held", "ns", held, "the longest that a complete bucket waits for one before it"),
         Values("buckets", "text", [_buckets(row.bucket_bytes) for row in caps], "bytes of the buckets in order of launch"),
         *declared(CapPrediction, caps, "overlap_ns", "overlap_ratio", "exposed_comm_ns", "tail_ns"),
         Values("worst rank", "id", worst, "rank with the most exposed communication, which overlap to tail are of"),
-        Values("held", "ns", held, "the longest that a complete bucket waits for one before it"),
-        Values("ends with", "text", [row.bound for row in caps], "what ends the step"),
     ]
     optional = {"overlap", "overlap ratio", "exposed comm", "tail", "worst rank", "held"}
     note = "* the buckets of the capture" if any(row.is_captured for row in caps) else ""
@@ -86,6 +86,7 @@ def head(found: Prediction) -> list[str]:
     clock = "steps under the profiler" if found.is_profiled else "unprofiled iterations"
     beside = "" if cost.slowdown_ratio is None else f", x {cost.slowdown_ratio:.2f} beside compute"
     basis = f"{verdict.counted(cost.n, 'transfer')} of {verdict.counted(cost.sizes, 'size')}"
+    probes = f", and {verdict.counted(cost.probes, 'size')} timed alone before the first" if cost.probes else ""
     lanes = "one at a time" if found.lanes == 1 else f"{found.lanes} at a time, sharing the wire"
     return [
         verdict.EVIDENCE[found.evidence],
@@ -93,7 +94,7 @@ def head(found: Prediction) -> list[str]:
         f"Measured there: {quantities.ns(found.measured.median_ns)} (MAD {quantities.ns(found.measured.mad_ns)}, {clock}); "
         f"the model gives {quantities.ns(found.model_ns)}. What follows is the measured step and what the model adds to it.",
         f"A transfer: {quantities.ns(round(cost.fixed_ns))} + {cost.ns_per_byte * 2**20 / 1e6:.3f} ms/MiB{beside}; {lanes} "
-        f"({basis} in {verdict.counted(found.moments, 'step')}, and probes before the first).",
+        f"({basis} in {verdict.counted(found.moments, 'step')}{probes}).",
     ]
 
 
@@ -120,10 +121,29 @@ def conclusion(found: Prediction) -> str:
     best = min(found.rows, key=lambda row: row.step_ns)
     same = [row.cap_mb for row in found.rows if row.buckets == best.buckets]
     others = [cap for cap in found.best_mb if cap not in same]
-    words = f"Best by the model: {_caps(same)}, {_interval(best)}; the step ends with {BOUNDS[best.bound]}."
+    words = f"Best by the model: {_caps(same)}, {_interval(best)}, {_against(best, found)}"
+    words += f"; the step ends with {BOUNDS[best.bound]}."
     if others:
         words += f" Not to be told from it: {_caps(others)}."
-    return words + " Measure it with: ddpprof sweep"
+    return f"{words} Measure it with: {_sweep(best, found)}"
+
+
+def _against(best: CapPrediction, found: Prediction) -> str:
+    """What the best is beside the capture: a gain, or none that can be told."""
+    if best.is_captured:
+        return "with the buckets of the capture"
+    measured_ns, captured = found.measured.median_ns, [row.cap_mb for row in found.rows if row.is_captured]
+    is_gain = best.high_ns < measured_ns and not set(captured) & set(found.best_mb)
+    words = "against" if is_gain else "not to be told from"
+    return f"{words} the {quantities.ns(measured_ns)} measured with the buckets of the capture"
+
+
+def _sweep(best: CapPrediction, found: Prediction) -> str:
+    """The command that measures the best beside the capture."""
+    own = best.cap_mb if best.is_captured or found.captured_cap_mb is None else found.captured_cap_mb
+    caps = sorted({own, best.cap_mb})
+    chosen = f" --caps {','.join(f'{cap:g}' for cap in caps)}" if len(caps) > 1 else ""
+    return f"ddpprof sweep{chosen} -- COMMAND" if found.case is None else f"ddpprof sweep {found.case}{chosen}"
 
 
 def _caps(caps: Sequence[float]) -> str:
@@ -140,9 +160,9 @@ def _cap(row: CapPrediction) -> str:
 
 
 def _buckets(sizes: Sequence[int]) -> str:
-    """``3 x 16.00 MiB, 4.00 MiB``; of more than three groups their number and the largest."""
+    """``3 x 16.00 MiB, 4.00 MiB``; of more than two groups their number and the largest."""
     groups = [(size, len(list(same))) for size, same in groupby(sizes)]
-    if len(groups) > 3:
+    if len(groups) > 2:
         return f"{len(sizes)}, up to {quantities.size(max(sizes))}"
     return ", ".join(f"{count} x {quantities.size(size)}" if count > 1 else quantities.size(size) for size, count in groups)
 

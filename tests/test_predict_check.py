@@ -71,6 +71,7 @@ def test_the_table_and_the_status(monkeypatch, capsys, slower, status):
         ("1", "3*", f"{100 / slower - 100:+.1f}%"),
         ("64", "1", f"{100 / slower - 100:+.1f}%"),
     ]
+    assert printed[-2] == f"measured steps within from and to: {2 if slower == 1 else 0} of 2"
     assert printed[-1].startswith(f"median error of the 1 caps with other buckets: {abs(100 / slower - 100):.1f} %")
 
 

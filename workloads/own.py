@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof import marks
+from ddpprof.errors import WorkloadError
 from ddpprof.model import RunRecord
 from ddpprof.rundir import STEPS_FOLDER, RunDir
-from ddpprof.workloads.recorder import Marker, Recorder, marker_for
+from ddpprof.workloads.recorder import OUTSIDE, Marker, Recorder, marker_for
 from ddpprof.workloads.training import elapsed_ns, point
 
 
@@ -32,9 +33,9 @@ def timed_step(number: int) -> Iterator[None]:
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
     watched = _watched.get("recorder")
-    if watched is not None:
-        watched.step, watched.is_kept, watched.started_ns = number, True, time.perf_counter_ns()
     start = point(device)
+    if watched is not None:  # as near to the mark as can be: on a GPU its clock is told by the mark
+        watched.step, watched.is_kept, watched.started_ns = number, True, time.perf_counter_ns()
     with _marker().range(marks.rank(rank, world_size, device.index)), _marker().range(marks.step(number)):
         yield
     if folder := os.environ.get(STEPS_FOLDER):
@@ -43,21 +44,29 @@ def timed_step(number: int) -> Iterator[None]:
             file.write(f"{number} {took_ns}\n")
         if watched is not None:
             watched.took(took_ns)
+            watched.step, watched.is_kept = OUTSIDE, False
 
 
 def watch(ddp: DistributedDataParallel) -> None:
     """Marks the buckets of ``ddp`` and records its gradients in each ``timed_step``, for `ddpprof predict`.
 
     Every rank calls it once, right after ``DDP(...)``. It registers a comm hook that does as DDP does without one. Outside of
-    `ddpprof profile` and `sweep` it does nothing.
+    `ddpprof profile` and `sweep` it does nothing. Raises WorkloadError for a second model, and for one of some ranks only.
     """
     folder = os.environ.get(STEPS_FOLDER)
     if not folder:
         return
+    if _watched:
+        raise WorkloadError("ddpprof.watch: a model is watched already", "Watch the one whose buckets are in question.")
+    ranks, world_size = dist.get_world_size(ddp.process_group), dist.get_world_size()
+    if ranks != world_size:
+        raise WorkloadError(
+            f"ddpprof.watch: {ranks} of the job's {world_size} ranks share this model", "A prediction needs all of them."
+        )
     is_cuda = next(ddp.parameters()).is_cuda
     run = RunRecord(
         rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
+        world_size=world_size,
         case="",
         device="cuda" if is_cuda else "cpu",
         backend=dist.get_backend(ddp.process_group),
@@ -68,6 +77,7 @@ def watch(ddp: DistributedDataParallel) -> None:
         clock="cuda-event" if is_cuda else "wall",
     )
     recorder = _watched["recorder"] = Recorder(run, _marker())
+    recorder.step = OUTSIDE
     recorder.watch(ddp)
     atexit.register(recorder.write, RunDir(Path(folder)))
 

@@ -51,6 +51,9 @@ PROBE_LARGEST = 64 * 2**20
 
 PROBE_TRIES = 5
 
+OUTSIDE = -1
+"""The step of what runs outside of all steps, of which nothing is noted."""
+
 LOGGER_TEXTS = {
     "backend_name",
     "bucket_sizes",
@@ -140,6 +143,7 @@ class Recorder:
         self.step = 0
         self.started_ns = 0
         self.is_kept = False
+        self.group: Any = None
         self._index_of: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._tensors: list[torch.nn.Parameter] = []
@@ -149,17 +153,17 @@ class Recorder:
         self._took: dict[int, int] = {}
 
     def watch(self, ddp: DistributedDataParallel) -> None:
-        """Registers the recording hooks, and has the DDP logger measure every step. All ranks call it at the same point.
+        """Registers the recording hooks. All ranks call it at the same point.
 
         A gradient is noted in a hook that runs just before the Reducer's own.
         """
         tensors, parameters = reduced(ddp.module)
+        self.group = ddp.process_group
         self._tensors = tensors
         self._index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._names = {index: parameter.name for index, parameter in enumerate(parameters)}
         ddp.register_forward_pre_hook(self._prepare)
         ddp.register_comm_hook(self, allreduce)
-        ddp._set_ddp_runtime_logging_sample_rate(1)
         total = min(sum(parameter.size_bytes for parameter in parameters), PROBE_LARGEST)
         probes = [total // parts for parts in PROBE_PARTS]
         row = ModelRecord(
@@ -189,7 +193,8 @@ class Recorder:
             self._handles = [tensor.register_post_accumulate_grad_hook(note) for tensor, note in hooks]
 
     def _note(self, index: int, _: torch.Tensor) -> None:
-        self._gradients.append((self.step, self.started_ns, index, time.perf_counter_ns()))
+        if self.step != OUTSIDE:
+            self._gradients.append((self.step, self.started_ns, index, time.perf_counter_ns()))
 
     def indices(self, bucket: GradBucket) -> list[int]:
         """DDP indices of the parameters of ``bucket``, in its order."""
@@ -202,7 +207,7 @@ class Recorder:
             rank=self.run.rank,
             stage=stage,
             is_rebuilt=ddp._has_rebuilt_buckets,
-            size_bytes=[bucket.buffer().nbytes for bucket in buckets],
+            size_bytes=[bytes_of(bucket.buffer()) for bucket in buckets],
             parameters=[self.indices(bucket) for bucket in buckets],
         )
         self.rows.append(row)
@@ -254,15 +259,16 @@ def allreduce(state: Recorder, bucket: GradBucket) -> torch.futures.Future[torch
     """The default reduction (divide, async all-reduce, its Future) with its marks and its row."""
     ready_ns = time.perf_counter_ns()
     index, gradients = bucket.index(), bucket.buffer()
+    size_bytes = bytes_of(gradients)
 
     def enqueue() -> Reduced:
-        work = dist.all_reduce(gradients, async_op=True)
+        work = dist.all_reduce(gradients, group=state.group, async_op=True)
         assert work is not None
         future: Reduced = work.get_future()
         return future
 
     gradients.div_(state.run.world_size)
-    with state.marker.range(marks.bucket(index, gradients.nbytes)):
+    with state.marker.range(marks.bucket(index, size_bytes)):
         if gradients.is_cuda:
             future = enqueue()
         else:
@@ -273,7 +279,7 @@ def allreduce(state: Recorder, bucket: GradBucket) -> torch.futures.Future[torch
             rank=state.run.rank,
             step=state.step,
             bucket=index,
-            size_bytes=gradients.nbytes,
+            size_bytes=size_bytes,
             is_last=bucket.is_last(),
             parameters=state.indices(bucket),
             ready_ns=ready_ns - state.started_ns,
@@ -288,6 +294,11 @@ def allreduce(state: Recorder, bucket: GradBucket) -> torch.futures.Future[torch
         return future.value()[0]
 
     return future.then(value)
+
+
+def bytes_of(gradients: torch.Tensor) -> int:
+    """Bytes of a bucket's buffer; of a sparse gradient those of the dense one, by which DDP counts it."""
+    return gradients.numel() * gradients.element_size()
 
 
 def probe(size_bytes: int, group: Any, device: torch.device) -> int:

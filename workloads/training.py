@@ -84,6 +84,7 @@ def train(case: Case, job: Job, recorder: Recorder) -> None:
     check_same_parameters(model, meeting)
     ddp = distribute(model, case, job.device)
     recorder.watch(ddp)
+    ddp._set_ddp_runtime_logging_sample_rate(1)
     recorder.layout(ddp, "initial")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=GRID)
 
@@ -158,8 +159,8 @@ def run_step(
 ) -> Measured:
     """Runs a forward and backward on each part of ``batch``, and the optimizer; adds no waiting but the case's own."""
     marker, device = recorder.marker, batch[0].device
-    recorder.started_ns = time.perf_counter_ns()
     step_start = point(device)
+    recorder.started_ns = time.perf_counter_ns()
     with marker.range(marks.step(recorder.step)):
         if case.data_ms and recorder.step % case.data_every == 0:
             with marker.range(marks.wait("data")):

@@ -72,6 +72,16 @@ def test_the_time_of_hooks_is_taken_out_of_what_follows(tmp_path):
     assert list(found.moments[0].ranks[0].ready_ns) == ms(10, 18, 26)
 
 
+def test_under_no_sync_a_gradient_is_ready_at_its_last_hook(tmp_path):
+    """Two backwards in a step, of which the second reduces: hooks at 1, 2 and 3 ms, then at 10, 20 and 30."""
+    records = recorded(cap_mb=1)
+    rows = [replace(row, parameters=[*ORDER, *ORDER], ready_ns=[*ms(1, 2, 3), *row.ready_ns]) for row in records.gradients]
+    traces = [nsys_reader.read(build(tmp_path / "report.sqlite", timeline(2, ORDER, records)))]
+    found = run_of(traces, replace(records, gradients=tuple(rows)))
+    assert (found.rebuild_order, found.moments[0].ranks[0].order) == (ORDER, ORDER)
+    assert list(found.moments[0].ranks[0].ready_ns) == ms(10, 20, 30)
+
+
 def test_steps_under_another_layout_are_no_moments(tmp_path):
     records = recorded(cap_mb=1)
     rows = [replace(row, parameters=[0, 1, 2]) if row.step == 4 else row for row in records.buckets]
@@ -116,6 +126,22 @@ def test_a_gradient_is_ready_when_the_kernels_before_its_hook_are_done(tmp_path)
     assert [list(rank.ready_ns) for rank in moment.ranks] == [ms(12, 22), ms(14, 22)]
     assert [rank.start_ns for rank in moment.ranks] == [MS, MS]
     assert [rank.rest_ns for rank in moment.ranks] == [MS, MS]
+
+
+def test_a_process_of_another_job_in_the_same_capture_is_passed_over(tmp_path):
+    _, records = gpu_run(tmp_path)
+    other = (
+        'process 102 rank=2 world=3 gpus=c\nN 1000..2000 "step/8" domain=ddpprof\nK dev0 s7 2000..3000 GEMM launch=1500..1501'
+    )
+    traces = [nsys_reader.read(build(tmp_path / "more.sqlite", f"{GPU}\n{other}"))]
+    assert [rank.rank for rank in run_of(traces, records).moments[0].ranks] == [0, 1]
+
+
+def test_a_rank_without_compute_has_no_overlap_to_predict(tmp_path):
+    _, records = gpu_run(tmp_path)
+    bare = "\n".join(line for line in GPU.splitlines() if "GEMM" not in line)
+    (row,) = predict([nsys_reader.read(build(tmp_path / "bare.sqlite", bare))], records, (1,)).rows
+    assert (row.worst_rank, row.overlap_ns) == (None, None)
 
 
 def test_transfers_of_kernels_are_the_shortest_over_ranks(tmp_path):

@@ -154,6 +154,7 @@ def test_a_line_through_two_points_and_never_below_zero():
     assert line([(100, 10.0), (200, 40.0)])[0] == 0
     assert line([(100, 40.0), (200, 10.0)])[1] == 0
     assert line([(100, 40.0)]) == (0, pytest.approx(0.4))
+    assert line([(0, 40.0)]) == pytest.approx((40, 0))
 
 
 def test_probes_tell_sizes_that_no_bucket_has(tmp_path):
@@ -196,6 +197,19 @@ def test_from_one_bucket_to_three(tmp_path):
     one, _ = predict(run(tmp_path, records, ORDER), records, (1, 64)).rows
     assert one.step_ns == pytest.approx(39 * MS, rel=1e-3)
     assert one.overlap_ns == pytest.approx(4 * MS, rel=1e-3)
+
+
+def test_the_cap_of_the_capture_is_always_among_the_rows(tmp_path):
+    records = recorded(cap_mb=1)
+    found = predict(run(tmp_path, records, ORDER), records, (64,))
+    assert [(row.cap_mb, row.is_captured) for row in found.rows] == [(1, True), (64, False)]
+
+
+def test_what_a_step_ends_with_is_what_most_steps_end_with(tmp_path, monkeypatch):
+    words = iter(["compute", "latency", "latency", "latency", "latency", "bandwidth"])
+    monkeypatch.setattr(whatif, "bound", lambda *_: next(words))
+    records = recorded(cap_mb=1)
+    assert predict(run(tmp_path, records, ORDER), records, (1,)).rows[0].bound == "latency"
 
 
 def test_a_slow_rank_is_waited_for(tmp_path):

@@ -53,7 +53,7 @@ HELD = replace(
     mode="find_unused",
     moments=1,
     lanes=1,
-    cost=replace(FOUND.cost, slowdown_ratio=None, sizes=2),
+    cost=replace(FOUND.cost, slowdown_ratio=None, sizes=2, probes=2),
     rows=(
         row(4, 100, 12, None, "held bucket", held_ns=60 * MS, holder="gate.weight"),
         row(64, 101, 1, None, "compute", bucket_bytes=(MIB, 2 * MIB, 3 * MIB, 4 * MIB)),
@@ -80,8 +80,27 @@ def test_output_is_plain_ascii_within_its_width_and_ends_with_the_conclusion(fou
 
 def test_caps_with_the_buckets_of_the_best_are_named_with_it() -> None:
     words = reports.conclusion(FOUND)
-    assert words.startswith("Best by the model: 2 and 4 MiB, 100.000 ms (90.000 ms to 110.000 ms); ")
+    assert words.startswith(
+        "Best by the model: 2 and 4 MiB, 100.000 ms (90.000 ms to 110.000 ms), with the buckets of the capture"
+    )
     assert "Not to be told from it: 16 MiB." in words
+
+
+@pytest.mark.parametrize(
+    ("best_mb", "step_ms", "words"),
+    [((64,), 60, "against the 100.000"), ((64,), 95, "not to be told"), ((4, 64), 60, "not to be told")],
+)
+def test_a_gain_is_one_only_outside_of_the_uncertainty(best_mb: tuple[float, ...], step_ms: int, words: str) -> None:
+    """Measured 100 ms, each interval 10 ms each way."""
+    rows = (row(4, 100, 12, 30, "last bucket"), row(64, step_ms, 1, 0, "compute"))
+    assert words in reports.conclusion(replace(FOUND, rows=rows, best_mb=best_mb)).partition("Not")[0]
+
+
+def test_the_command_that_measures_it() -> None:
+    other = replace(FOUND, rows=FOUND.rows[2:])
+    assert reports.conclusion(FOUND).endswith(": ddpprof sweep delay_cap4")
+    assert reports.conclusion(other).endswith(": ddpprof sweep delay_cap4 --caps 4,16")
+    assert reports.conclusion(replace(other, case=None)).endswith(": ddpprof sweep --caps 4,16 -- COMMAND")
 
 
 def test_what_is_not_known_is_said() -> None:

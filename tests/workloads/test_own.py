@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ddpprof
-from ddpprof.errors import InputError
+from ddpprof.errors import InputError, WorkloadError
 from ddpprof.rundir import STEPS_FOLDER, RunDir, read_records, read_steps
 from ddpprof.workloads import own
 
@@ -70,12 +70,15 @@ def test_a_watched_model_records_the_gradients_of_timed_steps(marked, alone, mon
     monkeypatch.setattr(own.atexit, "register", lambda *call: at_end.append(call))
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), bucket_cap_mb=2)
     ddpprof.watch(ddp)
+    backward = lambda: ddp(torch.ones(1, 4)).sum().backward()  # noqa: E731
+    backward()  # outside of a step: not recorded
     for number in range(2):
         with ddpprof.timed_step(number):
-            ddp(torch.ones(1, 4)).sum().backward()
+            backward()
+        backward()
     ((write, folder),) = (call for call in at_end if isinstance(call[-1], RunDir))
     write(folder)
-    assert [name for name in marked if not name.startswith("rank")] == ["step/0", *SENT, "step/1", *SENT]
+    assert [name for name in marked if not name.startswith("rank")] == [*SENT, "step/0", *SENT, *SENT, "step/1", *SENT, *SENT]
     found = read_records(RunDir(tmp_path))
     assert (found.runs[0].bucket_cap_mb, found.runs[0].backend, found.models[0].names) == (2, "gloo", ["weight", "bias"])
     assert [(row.step, sorted(row.parameters)) for row in found.gradients] == [(0, [0, 1]), (1, [0, 1])]
@@ -84,6 +87,19 @@ def test_a_watched_model_records_the_gradients_of_timed_steps(marked, alone, mon
 
 
 SENT = ["bucket/0/80", "allreduce/0"]
+
+
+def test_one_model_is_watched_and_all_ranks_share_it(alone, monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv(STEPS_FOLDER, str(tmp_path))
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    monkeypatch.setattr(own, "_watched", {"recorder": None})
+    with pytest.raises(WorkloadError, match="watched already"):
+        ddpprof.watch(ddp)
+    monkeypatch.setattr(own, "_watched", {})
+    monkeypatch.setattr(own.dist, "get_world_size", lambda group=None: 2 if group is None else 1)
+    with pytest.raises(WorkloadError, match="1 of the job's 2 ranks"):
+        ddpprof.watch(ddp)
 
 
 def test_outside_of_a_run_of_ours_a_model_is_left_alone(alone, monkeypatch):

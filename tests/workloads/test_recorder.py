@@ -90,6 +90,29 @@ def test_gradients_with_the_hook_are_bitwise_those_without(world):
     assert world(HOOK, 2) == [f"{buckets}\nTrue 32768 True\n"] * 2
 
 
+def test_a_bucket_is_reduced_in_the_group_of_its_model(alone, recorder_of, monkeypatch):
+    group = torch.distributed.new_group([0])
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=group)
+    recorder = recorder_of(CASES["coarse4_cap4"])
+    recorder.watch(ddp)
+    used, all_reduce = [], torch.distributed.all_reduce
+    monkeypatch.setattr(
+        torch.distributed, "all_reduce", lambda *args, **options: used.append(options["group"]) or all_reduce(*args, **options)
+    )
+    ddp(torch.ones(1, 4)).sum().backward()
+    assert used == [group]
+
+
+def test_a_sparse_gradient_is_reduced_and_counted_as_a_dense_one(alone, recorder_of):
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(8, 4, sparse=True))
+    recorder = recorder_of(CASES["coarse4_cap4"])
+    recorder.watch(ddp)
+    recorder.is_kept = True
+    ddp(torch.tensor([1, 1])).sum().backward()
+    assert ddp.module.weight.grad.to_dense().sum() == 8
+    assert recorder.rows[-1].size_bytes == 8 * 4 * 4
+
+
 WRITTEN = """
 from pathlib import Path
 from dataclasses import replace
