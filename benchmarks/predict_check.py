@@ -5,7 +5,7 @@
 
 Each round does all of this, so that a machine that drifts drifts for the capture too; medians are over rounds. The buckets and
 the order in which they are sent must be exactly those predicted, on every rank and in every step: exit status 3 when they are
-not, or when the median error of the steps of caps with other buckets is above GOAL. It also counts the steps that lie within
+not, or when the median error of the steps of caps with other buckets is above GOAL, or no cap has other buckets. It also counts the steps that lie within
 the interval that was given for them.
 """
 
@@ -127,8 +127,11 @@ def check(case: str, options: argparse.Namespace, folder: Path) -> bool:
     errors = [error for item in seen.values() if (error := line(item)) is not None]
     problems = [problem for item in seen.values() for problem in item.differences]
     print("* the buckets of the capture", *problems[:8], sep="\n")
-    middle = statistics.median(errors) if errors else 0.0
     print(f"measured steps within from and to: {sum(item.is_within for item in seen.values())} of {len(seen)}")
+    if not errors:
+        print("no cap has other buckets than the capture: nothing was predicted")
+        return False
+    middle = statistics.median(errors)
     print(f"median error of the {len(errors)} caps with other buckets: {100 * middle:.1f} % (goal {100 * GOAL:.0f} %)")
     return not problems and middle <= GOAL
 
