@@ -5,8 +5,8 @@
 
 Each round does all of this, so that a machine that drifts drifts for the capture too; medians are over rounds. The buckets and
 the order in which they are sent must be exactly those predicted, on every rank and in every step: exit status 3 when they are
-not, or when the median error of the steps of caps with other buckets is above GOAL, or no cap has other buckets. It also counts the steps that lie within
-the interval that was given for them.
+not, when the median error of the steps of caps with other buckets is above GOAL, or when no cap has other buckets. It also
+counts the steps that lie within the interval that was given for them.
 """
 
 from __future__ import annotations
