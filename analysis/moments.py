@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ddpprof.analysis import buckets, steps
 from ddpprof.analysis.intervals import Intervals, union
 from ddpprof.analysis.part import Options, Part, measure
+from ddpprof.analysis.ranks import clocks
 from ddpprof.analysis.steps import Steps
 from ddpprof.errors import InputError
 from ddpprof.model import MISSING, BucketRecord, GradientRecord, Kind, ModelRecord, Records, RunRecord, Trace
@@ -235,13 +236,11 @@ class _View:
 
 
 def _views(traces: Sequence[Trace], world_size: int) -> dict[int, _View]:
-    """Each rank's place in the traces, on one clock where the reports tell when they began."""
-    starts = [trace.report.session_start_utc_ns for trace in traces]
-    known = [start for start in starts if start is not None]
+    """Each rank's place in the traces, on one clock as in ``ranks.clocks``."""
+    parts = [measure(trace, Options()) for trace in traces]
     found = {}
-    for trace, start in zip(traces, starts, strict=True):
-        shift_ns = 0 if start is None or len(known) < len(starts) else start - min(known)
-        part, marked = measure(trace, Options()), steps.find(trace)
+    for trace, part, shift_ns in zip(traces, parts, clocks(parts).offsets_ns, strict=True):
+        marked = steps.find(trace)
         for place, process in enumerate(trace.processes):
             if process.rank is not None:
                 found[process.rank] = _View(part, place, shift_ns, marked.get(place))

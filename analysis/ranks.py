@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.analysis import kernels
-from ddpprof.analysis.part import Part
+from ddpprof.analysis.part import Part, lanes
 from ddpprof.model import MISSING, Across, AcrossRank, BucketRow, Clock, CollectiveRow, Kind, RankRow
 
 Int64 = NDArray[np.int64]
@@ -176,11 +176,20 @@ def across(rows: Sequence[tuple[RankRow, Comm]], sessions: Sequence[int | None],
     )
 
 
-def clocks(comms: Sequence[tuple[int, Comm]], sessions: Sequence[int | None], is_shared: bool) -> Clocks:
-    """The clocks of a job, from its (report, Comm) in the order of rows; ``is_shared``: reports share a GPU in turns."""
-    seen = [(report, comm) for report, comm in comms if len(comm)]
+def clocks(parts: Sequence[Part]) -> Clocks:
+    """The clocks of a job's reports, a part each; aligned by session start alone where reports share a GPU in turns."""
+    found = [(report, part, *place[:2]) for report, part in enumerate(parts) for place in lanes(part)]
+    found.sort(key=lambda row: ((rank := row[1].trace.processes[row[2]].rank) is None, rank or 0))
+    used = {
+        (report, device.gpu)
+        for report, part, *place in found
+        for device in part.trace.devices
+        if [device.process, device.device_id] == place and device.gpu is not None
+    }
+    is_shared = len(used) > len({gpu for _, gpu in used})
+    seen = [(report, comm) for report, part, *place in found if len(comm := communication(part, *place))]
     pairs = _pair([comm for _, comm in seen], [report for report, _ in seen])[0] if len(seen) > 1 else None
-    return _align(pairs, sessions, is_shared, FLOOR_NS)
+    return _align(pairs, [part.trace.report.session_start_utc_ns for part in parts], is_shared, FLOOR_NS)
 
 
 def _refused(why: str) -> Across:

@@ -21,26 +21,15 @@ def timeline(traces: Sequence[Trace], options: Options | None = None) -> Timelin
     """
     options = options or Options()
     parts = [measure(trace, options) for trace in traces]
-    found = [item for part, shift in zip(parts, _offsets(parts), strict=True) for item in _rank_lanes(part, shift, options)]
+    found = [
+        item
+        for part, shift in zip(parts, ranks.clocks(parts).offsets_ns, strict=True)
+        for item in _rank_lanes(part, shift, options)
+    ]
     zero = min((rank.window[0] for rank, _ in found), default=0)
     numbers = {number for _, number in found}
     shown = sorted((_shifted(rank, zero) for rank, _ in found), key=lambda rank: (rank.rank is None, rank.rank, rank.title))
     return Timeline(evidence=traces[0].evidence, ranks=tuple(shown), step=numbers.pop() if len(numbers) == 1 else None)
-
-
-def _offsets(parts: Sequence[Part]) -> tuple[int, ...]:
-    """What to add to the times of each part."""
-    found = [(report, part, *place[:2]) for report, part in enumerate(parts) for place in lanes(part)]
-    found.sort(key=lambda row: ((rank := row[1].trace.processes[row[2]].rank) is None, rank or 0))
-    used = {
-        (report, device.gpu)
-        for report, part, *place in found
-        for device in part.trace.devices
-        if [device.process, device.device_id] == place and device.gpu is not None
-    }
-    is_shared = len(used) > len({gpu for _, gpu in used})
-    comms = [(report, ranks.communication(part, *place)) for report, part, *place in found]
-    return ranks.clocks(comms, [part.trace.report.session_start_utc_ns for part in parts], is_shared).offsets_ns
 
 
 def _rank_lanes(part: Part, shift: int, options: Options) -> list[tuple[RankLanes, int | None]]:
