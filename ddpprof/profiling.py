@@ -18,7 +18,7 @@ from ddpprof import BUCKET_CAP, __version__, inputs, launch, machine, results
 from ddpprof import nsys as nsight
 from ddpprof.errors import InputError, ToolError, UsageError
 from ddpprof.model import Analysis, Records
-from ddpprof.rundir import STEPS_FOLDER, RunDir, holds, read_records, whole_folder
+from ddpprof.rundir import RECORDS_FOLDER, STEPS_FOLDER, RunDir, holds, read_records, whole_folder
 
 if TYPE_CHECKING:
     from ddpprof.analysis.check import Result
@@ -159,7 +159,8 @@ def profile_job(
         run = RunDir(work)
         line = nsight.profile_command(tool, run.nsys_report(), command, has_cuda=has_cuda, uses_range=uses_range)
         with working(f"{Path(command[0]).name} under nsys {tool.version}"):
-            finished = launch.run(line, env=launch.environment(own_variables(settings, run)), log_dir=work, say=say)
+            variables = own_variables(settings, run) | {RECORDS_FOLDER: str(work.resolve())}
+            finished = launch.run(line, env=launch.environment(variables), log_dir=work, say=say)
         if finished.returncode != 0:
             raise launch.explain_failure(finished, run)
         _export(run, tool, [None])

@@ -21,6 +21,9 @@ MANIFEST = "manifest.json"
 STEPS_FOLDER = "DDPPROF_STEPS_FOLDER"
 """Environment variable that names the folder in which somebody's own job is to leave its step times."""
 
+RECORDS_FOLDER = "DDPPROF_RECORDS_FOLDER"
+"""The same for the records of ``ddpprof.watch``; set under capture only, so that timed runs are those of the job alone."""
+
 _EXPORTS, _TRACES = r"report(\.rank\d+)?\.sqlite", r"trace\.rank\d+\.json\.gz"
 _RECORDS, _STEPS = r"records\.rank\d+\.jsonl", r"steps\.rank\d+\.txt"
 _OURS = re.compile(

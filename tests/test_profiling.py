@@ -721,6 +721,17 @@ def test_your_own_job_leaves_a_run_folder(captures, tmp_path):
     assert str(tmp_path) not in text
 
 
+def test_your_own_job_is_told_where_to_leave_its_records(captures, monkeypatch):
+    told = []
+    monkeypatch.setattr(launch, "environment", lambda variables: told.append(variables) or {})
+    captures(own)
+    profile_job(["train"], replace(SETTINGS, bucket_cap_mb=4.5), uses_range=False)
+    (variables,) = told
+    assert variables["DDPPROF_BUCKET_CAP_MB"] == "4.5"
+    assert variables["DDPPROF_RECORDS_FOLDER"] == variables["DDPPROF_STEPS_FOLDER"]
+    assert Path(variables["DDPPROF_STEPS_FOLDER"]).is_absolute()
+
+
 def test_your_own_job_on_gpus_is_traced_whole_or_in_its_range(captures, monkeypatch):
     monkeypatch.setattr(machine, "gpu_names", lambda: ("NVIDIA H200",))
     for uses_range in (False, True):

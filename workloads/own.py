@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof import marks
 from ddpprof.errors import WorkloadError
 from ddpprof.model import RunRecord
-from ddpprof.rundir import STEPS_FOLDER, RunDir
+from ddpprof.rundir import RECORDS_FOLDER, STEPS_FOLDER, RunDir
 from ddpprof.workloads.recorder import OUTSIDE, Marker, Recorder, marker_for
 from ddpprof.workloads.training import elapsed_ns, point
 
@@ -50,10 +50,11 @@ def timed_step(number: int) -> Iterator[None]:
 def watch(ddp: DistributedDataParallel) -> None:
     """Marks the buckets of ``ddp`` and records its gradients in each ``timed_step``, for `ddpprof predict`.
 
-    Every rank calls it once, right after ``DDP(...)``. It registers a comm hook that does as DDP does without one. Outside of
-    `ddpprof profile` and `sweep` it does nothing. Raises WorkloadError for a second model, and for one of some ranks only.
+    Every rank calls it once, right after ``DDP(...)``. It registers a comm hook that does as DDP does without one, and does
+    nothing but under the capture of `ddpprof profile` and `sweep`. Raises WorkloadError for a second model, and for one that
+    only some ranks have.
     """
-    folder = os.environ.get(STEPS_FOLDER)
+    folder = os.environ.get(RECORDS_FOLDER)
     if not folder:
         return
     if _watched:

@@ -6,7 +6,7 @@ import pytest
 
 import ddpprof
 from ddpprof.errors import InputError, WorkloadError
-from ddpprof.rundir import STEPS_FOLDER, RunDir, read_records, read_steps
+from ddpprof.rundir import RECORDS_FOLDER, STEPS_FOLDER, RunDir, read_records, read_steps
 from ddpprof.workloads import own
 
 
@@ -65,6 +65,7 @@ def test_a_watched_model_records_the_gradients_of_timed_steps(marked, alone, mon
     """Its buckets are marked too. The records are written when the process ends."""
     torch = pytest.importorskip("torch")
     monkeypatch.setenv(STEPS_FOLDER, str(tmp_path))
+    monkeypatch.setenv(RECORDS_FOLDER, str(tmp_path))
     monkeypatch.setattr(own, "_watched", {})
     at_end = []
     monkeypatch.setattr(own.atexit, "register", lambda *call: at_end.append(call))
@@ -91,7 +92,7 @@ SENT = ["bucket/0/80", "allreduce/0"]
 
 def test_one_model_is_watched_and_all_ranks_share_it(alone, monkeypatch, tmp_path):
     torch = pytest.importorskip("torch")
-    monkeypatch.setenv(STEPS_FOLDER, str(tmp_path))
+    monkeypatch.setenv(RECORDS_FOLDER, str(tmp_path))
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     monkeypatch.setattr(own, "_watched", {"recorder": None})
     with pytest.raises(WorkloadError, match="watched already"):
@@ -102,8 +103,10 @@ def test_one_model_is_watched_and_all_ranks_share_it(alone, monkeypatch, tmp_pat
         ddpprof.watch(ddp)
 
 
-def test_outside_of_a_run_of_ours_a_model_is_left_alone(alone, monkeypatch):
-    monkeypatch.delenv(STEPS_FOLDER, raising=False)
+def test_where_nothing_captures_a_model_is_left_alone(alone, monkeypatch, tmp_path):
+    """Also in the timed runs of a sweep, which are to be those of the job alone."""
+    monkeypatch.delenv(RECORDS_FOLDER, raising=False)
+    monkeypatch.setenv(STEPS_FOLDER, str(tmp_path))
     monkeypatch.setattr(own, "_watched", {})
     ddpprof.watch(None)
     assert own._watched == {}
