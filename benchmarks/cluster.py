@@ -26,10 +26,9 @@ from nsight import synthesize  # noqa: E402
 
 
 def peak_mib() -> float:
-    """Peak resident memory of this process so far."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Peak resident memory of this program so far (ru_maxrss would begin with that of the process that started it)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def on_cluster(folder: Path, ranks: list[str], workers: int) -> tuple[Analysis, float, float]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpprof import marks
+from ddpprof import __version__, marks
 from ddpprof import nsys as nsight
-from ddpprof.errors import InputError, ToolError, UsageError, nearest_path
+from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError, nearest_path
 from ddpprof.model import Analysis, Records, Trace, Warning
 from ddpprof.rundir import RunDir, read_records
 
@@ -23,6 +23,9 @@ Over = Callable[[Sequence[Any], str], Iterable[Any]]
 
 CLUSTER_TIMEOUT = 10
 """Seconds in which a scheduler must answer."""
+
+MANY = 64
+"""Of more reports than this, communication is listed one by one only when asked for: it would be most of what is kept."""
 
 PICTURED = 8
 """Reports at most of which a picture is drawn when a cluster reads them: more lanes cannot be told apart."""
@@ -48,6 +51,7 @@ class Input:
 
         if options.compute is None and self.case is not None:
             options = replace(options, compute=focus_of(self.case, self.traces[0].evidence))
+        options = _for_many(options, len(self.traces))
         found = job.analyze(self.traces, options, ranks=self.ranks, records=self.records, case=self.case)
         return replace(found, warnings=(*self.warnings, *found.warnings))
 
@@ -136,7 +140,7 @@ def survey(
         held = read(paths, step_pattern=options.step_pattern, ranks=ranks, nsys=nsys, say=say, over=over)
         return Surveyed(analysis=held.analyze(options), records=held.records, pictured=held.traces)
     found = _found(paths, options.step_pattern)
-    given = _given_ranks(ranks, found)
+    options, given = _for_many(options, len(found)), _given_ranks(ranks, found)
     if cluster is None:
         work = _Digesting(step_pattern=options.step_pattern, nsys=nsys, say=say, options=options)
         tried = [_tried(work, path, given.get(at)) for at, path in enumerate(over(found, "reading"))]
@@ -195,7 +199,7 @@ def _tried(work: _Reading, path: Path, rank: int | None = None) -> Any:
 def _on_cluster(address: str, work: _Digesting, found: Sequence[Path], ranks: Mapping[int, int], over: Over) -> list[Any]:
     """``_tried`` of every path by the workers of the Dask cluster at ``address``."""
     try:
-        from distributed import Client
+        from distributed import Client, as_completed
     except ImportError:
         raise ToolError("--cluster needs Dask, which is not installed", "Install it: pip install 'ddpprof[cluster]'") from None
     try:
@@ -208,9 +212,26 @@ def _on_cluster(address: str, work: _Digesting, found: Sequence[Path], ranks: Ma
     with client:
         if not client.scheduler_info(n_workers=-1)["workers"]:
             raise ToolError(f"{address}: the cluster has no workers", f"Start some: dask worker {address}")
-        absolute = [path.absolute() for path in found]
-        futures = [client.submit(_tried, work, path, ranks.get(at), pure=False) for at, path in enumerate(absolute)]
-        return [future.result() for future in over(futures, "reading on the cluster")]
+        futures = [client.submit(_tried, work, path.absolute(), ranks.get(at), pure=False) for at, path in enumerate(found)]
+        place = {future.key: at for at, future in enumerate(futures)}
+        done = as_completed(futures, loop=client.loop)
+        del futures  # a result that is held here is held by its worker too
+        tried: list[Any] = [None] * len(found)
+        for _ in over(found, "reading on the cluster"):
+            future = next(done)
+            at = place[future.key]
+            try:
+                tried[at] = future.result()
+            except DdpprofError:
+                raise
+            except Exception as error:
+                words = str(error).strip().partition("\n")[0]
+                raise ToolError(
+                    f"{found[at]}: a worker of the cluster failed: {type(error).__name__}: {words}",
+                    f"Workers need ddpprof {__version__} and memory for one report; what they log says more.",
+                ) from error
+            future.release()
+        return tried
 
 
 def _found(paths: Sequence[Path], step_pattern: str | None) -> list[Path]:
@@ -245,6 +266,10 @@ def _kept(
 def _run_of(paths: Sequence[Path]) -> RunDir | None:
     """The run folder that was named, None when it is something else."""
     return RunDir(paths[0]) if len(paths) == 1 and RunDir(paths[0]).is_run() else None
+
+
+def _for_many(options: Options, n_reports: int) -> Options:
+    return replace(options, buckets=False) if options.buckets is None and n_reports > MANY else options
 
 
 def reason(error: InputError) -> str:

@@ -106,3 +106,15 @@ def test_dask_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_errors_travel_whole() -> None:
     error = pickle.loads(pickle.dumps(InputError("what", "do this")))
     assert (type(error), error.message, error.hint, str(error)) == (InputError, "what", "do this", "what\ndo this")
+
+
+def test_a_worker_that_fails_otherwise_is_named_with_its_report(
+    address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_tried", _broken)
+    with pytest.raises(ToolError, match=r"rank\d.sqlite: a worker of the cluster failed: ZeroDivisionError"):
+        inputs.survey([folder], Options(), cluster=address)
+
+
+def _broken(*_: object) -> None:
+    raise ZeroDivisionError("division by zero")

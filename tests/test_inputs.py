@@ -364,3 +364,13 @@ def test_the_one_entry_point_takes_texts_paths_and_options(folder):
 def test_the_reason_of_an_error_is_what_it_says_of_the_path():
     assert inputs.reason(InputError("/tmp/a.sqlite: damaged: page 3")) == "damaged: page 3"
     assert inputs.reason(InputError("no path here")) == "no path here"
+
+
+def test_communication_of_many_reports_is_listed_only_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid in (100, 200, 300):
+        build(tmp_path / f"{pid}.sqlite", f"K dev0 s16 0..{pid} NCCL launch=1..2 pid={pid}")
+    assert len(inputs.survey([tmp_path], Options()).analysis.buckets) == 3
+    monkeypatch.setattr(inputs, "MANY", 2)
+    for found in (inputs.survey([tmp_path], Options()).analysis, inputs.read([tmp_path]).analyze(Options())):
+        assert (len(found.ranks), found.buckets) == (3, ())
+    assert len(inputs.survey([tmp_path], Options(buckets=True)).analysis.buckets) == 3
