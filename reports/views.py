@@ -206,6 +206,8 @@ def _over(found: Across, analysis: Analysis) -> Iterator[str]:
         yield "A GPU is shared in turns: a rank comes when it is its turn, so none is named as last."
     bound = " at most, as ranks are missing" if any(warning.code == "missing-ranks" for warning in analysis.warnings) else ""
     yield f"Transfer estimate {quantities.ns(found.transfer_ns)}{bound}; what collectives take beyond it is waiting."
+    if analysis.evidence == "host-ranges":
+        yield "Both are sums over collectives that queue and run side by side on a CPU: they can exceed the step."
 
 
 def focus(analysis: Analysis) -> Table:
