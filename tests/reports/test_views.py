@@ -120,8 +120,10 @@ def test_who_waits_and_who_is_last_over_what_says_so(make: Make) -> None:
     assert table.note == (
         "Paired in part: ranks differ in number of collectives: 12 and 11 (step 7). "
         "The reports' clocks are aligned by the ends of collectives, two ranks to within 812.0 us. "
-        "Transfer estimate 8.000 ms; what collectives take beyond it is waiting."
+        "Transfer estimate 8.000 ms; what collectives take beyond it is waiting. "
+        "Both are sums over collectives that queue and run side by side on a CPU: they can exceed the step."
     )
+    assert "on a CPU" not in views.across(replace(make("four_hosts"), evidence="gpu-kernels")).note
 
 
 def test_ranks_in_turns_on_one_gpu_have_no_straggler(make: Make) -> None:
