@@ -26,6 +26,16 @@ _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 _EXPRESSION: Final = re.compile(r"\s*([a-z_]+)\s*(==|!=|>=|<=|>|<)\s*(-?\d+(?:\.\d+)?)\s*")
 _SCALE: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _NEEDS_COMM: Final = ("overlap_ns", "overlap_ratio", "exposed_comm_ns", "tail_ns", "comm_span_ns")
+_NEEDS_COMPUTE: Final = (
+    "compute_ns",
+    "compute_span_ns",
+    "compute_only_ns",
+    "overlap_ns",
+    "overlap_ratio",
+    "exposed_comm_ns",
+    "tail_ns",
+    "launched_early",
+)
 _FOCUSED: Final = ("overlap_ns", "overlap_ratio", "compute_ns", "compute_span_ns")
 """What cannot be told when the compute asked about is nowhere; that its count is 0 can."""
 COUNTS: Final = {
@@ -153,6 +163,8 @@ def _judge(expectation: Expectation, who: str, row: RankRow, values: Mapping[str
         return Result(expectation.text, who, "unknown", "CUDA graphs hide kernels; capture with --cuda-graph-trace=node")
     if expectation.name in _NEEDS_COMM and not row.n_comm:
         return Result(expectation.text, who, "unknown", "no communication in the window")
+    if expectation.name in _NEEDS_COMPUTE and not row.n_compute:
+        return Result(expectation.text, who, "unknown", "no compute in the window")
     if value is None:
         return Result(expectation.text, who, "unknown", f"{expectation.name} is not defined here")
     held = _OPERATORS[expectation.operator](Decimal(str(value)), expectation.value)

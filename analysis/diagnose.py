@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from ddpprof.analysis.rules import RULES, Rank, Rule, Seen
+from ddpprof.analysis.rules import RULES, Judged, Rank, Rule, Seen
 from ddpprof.analysis.signs import Bucket, Signs, Step
 from ddpprof.model import (
     CAUSES,
@@ -26,6 +26,9 @@ from ddpprof.model import (
     Severity,
     Span,
 )
+
+FEW_STEPS: Final = 5
+"""Nothing is sure that rests on fewer complete steps: another one may well differ."""
 
 
 def ranks(
@@ -114,7 +117,7 @@ def judge(found: Sequence[Rank]) -> tuple[tuple[Finding, ...], tuple[NotJudged, 
     able = [rank for rank in found if not _unable(rank)]
     nobody = next((why for rank in found if (why := _unable(rank))), "the input shows no rank that did any work")
     for rule in RULES:
-        judged = [(rank, rule.judge(rank)) for rank in able]
+        judged = [(rank, _judged(rule, rank)) for rank in able]
         whys = [answer for _, answer in judged if isinstance(answer, str)]
         if len(whys) == len(judged):
             why = Counter(whys).most_common(1)[0][0] if whys else nobody
@@ -135,7 +138,14 @@ def _unable(rank: Rank) -> str:
     """Why nothing can be said of a rank, "" when something can."""
     if "graph-trace-opaque" in rank.row.unreliable:
         return "CUDA graphs were captured whole, what runs in them cannot be seen: capture with --cuda-graph-trace=node"
-    return "no step is complete" if "capture-incomplete" in rank.row.unreliable else ""
+    is_cut = not rank.row.steps and any(step.is_step for step in rank.signs.steps)
+    return "no step is complete" if is_cut else ""
+
+
+def _judged(rule: Rule, rank: Rank) -> Judged:
+    if rule.rests_on_compute and not rank.row.n_compute:
+        return "no compute was found: what it would hide, or wait for, cannot be told"
+    return rule.judge(rank)
 
 
 def _finding(rule: Rule, group: Sequence[tuple[Rank, Seen]]) -> Finding | None:
@@ -147,16 +157,18 @@ def _finding(rule: Rule, group: Sequence[tuple[Rank, Seen]]) -> Finding | None:
         weighed, key=lambda item: (item[2] == "warning", item[1].cost_ns / max(item[1].step_ns, 1), -(item[0].row.rank or 0))
     )
     row = rank.row
+    n_steps = seen.evidence.get("n_steps", row.steps)
+    few = {"n_steps": n_steps} if 0 < n_steps < FEW_STEPS else {}
     return Finding(
         code=rule.code,
         severity=severity,
         rank=row.rank,
         message=(seen.message or rule.message).format(**seen.evidence),
-        evidence={**seen.evidence, **({} if row.rank is not None else {"pid": row.pid})},
+        evidence={**seen.evidence, **few, **({} if row.rank is not None else {"pid": row.pid})},
         cost_ns=min(seen.cost_ns, seen.step_ns),
         step_ns=seen.step_ns,
         on_ranks=tuple(sorted({item.row.rank for item, _, _ in weighed if item.row.rank is not None})),
-        sure=seen.sure,
+        sure="medium" if n_steps < FEW_STEPS and seen.sure == "high" else seen.sure,
         advice=(seen.advice or rule.advice).format(**seen.evidence),
         spans=tuple(Span(report=row.report, pid=row.pid, start_ns=start, end_ns=end) for start, end in seen.spans),
     )

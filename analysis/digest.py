@@ -215,7 +215,7 @@ def _unreliable(part: Part, process: int, has_complete: bool, chosen: Sequence[A
     codes = []
     if process in trace.is_graph_opaque:
         codes.append("graph-trace-opaque")
-    if not has_complete:
+    if trace.is_incomplete or not has_complete:
         codes.append("capture-incomplete")
     start, end = min(row["start_ns"] for row in chosen), max(row["end_ns"] for row in chosen)
     if any(owner == process and low < end and high > start for owner, low, high in trace.overheads):

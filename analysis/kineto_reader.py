@@ -71,6 +71,7 @@ def read(path: Path, step_pattern: str | None = None) -> Trace:
     if not len(operations) and not n_nccl:
         raise _nothing_to_measure(path, events.is_broken_off, int(calls.is_launch.sum()), n_dropped)
     n_graphs = int((calls.is_graph & ~is_launched).sum())
+    incomplete = tuple(_incomplete(events, operations, names, n_nccl))
     lost = calls.start[calls.is_launch & ~is_launched & ~calls.is_graph.any()]  # stream capture swallows launches
     return Trace(
         report=ReportInfo(
@@ -87,14 +88,16 @@ def read(path: Path, step_pattern: str | None = None) -> Trace:
         ranges=ranges,
         texts=texts,
         overheads=tuple(events.overheads),
-        extent=events.extent,
+        extent=_extent(events, operations),
         is_graph_opaque=frozenset({0} if n_graphs else ()),
         has_launches=len(calls.start) > 0,
         lost_launches=tuple((0, start) for start in lost.tolist()),
         waits=tuple(sorted(events.waits)),
+        is_incomplete=bool(incomplete),
         warnings=(
-            *_file_health(events, ranges, n_dropped),
-            *_gpu_health(operations, names, calls, n_nccl, n_graphs, len(lost)),
+            *incomplete,
+            *_file_health(ranges, n_dropped),
+            *_gpu_health(operations, calls, n_graphs, len(lost)),
         ),
     )
 
@@ -407,11 +410,19 @@ def _session_start(head: dict[str, Any], operations: Operations, ranges: Ranges)
     return 0 if first > _EPOCH_NS else None
 
 
+def _extent(events: _Events, operations: Operations) -> tuple[int, int] | None:
+    """The captured window; of a file that is cut off no later than its last operation, so that a step after it is cut."""
+    if not events.is_broken_off or not len(operations):
+        return events.extent
+    first, last = int(operations.start_ns.min()), int(operations.end_ns.max())
+    return (first, last) if events.extent is None else (events.extent[0], min(events.extent[1], last))
+
+
 # -------------------------------------------------------------------------------------------------------- health
 
 
-def _file_health(events: _Events, ranges: Ranges, n_dropped: int) -> Iterable[Warning]:
-    """What the file lacks."""
+def _incomplete(events: _Events, operations: Operations, names: Sequence[str], n_nccl: int) -> Iterable[Warning]:
+    """What tells that operations are missing, and not which."""
     if events.is_broken_off:
         yield Warning(
             code="capture-incomplete",
@@ -422,6 +433,17 @@ def _file_health(events: _Events, ranges: Ranges, n_dropped: int) -> Iterable[Wa
             yield Warning(
                 code="capture-incomplete", message=f"the profiler lost GPU records ({lost[0]}): numbers are too small"
             )
+    called = np.unique(operations.name[operations.source == int(Source.KERNEL)]).tolist()
+    if n_nccl and not any(kernels.COMM.search(names[name]) for name in called):
+        yield Warning(
+            code="capture-incomplete",
+            message=f"CPU-side collectives exist, GPU kernels missing: {n_nccl} nccl: calls and no kernel of theirs; "
+            "profile with ProfilerActivity.CUDA",
+        )
+
+
+def _file_health(ranges: Ranges, n_dropped: int) -> Iterable[Warning]:
+    """What the file has and cannot be used."""
     if n_dropped:
         yield Warning(
             code="dropped-rows", message=f"{n_dropped} events left out: no time or device, or times that cannot be true"
@@ -431,17 +453,9 @@ def _file_health(events: _Events, ranges: Ranges, n_dropped: int) -> Iterable[Wa
         yield Warning(code="capture-incomplete", message=f"{n_open} host ranges were still open when the capture ended")
 
 
-def _gpu_health(
-    operations: Operations, names: Sequence[str], calls: _Calls, n_nccl: int, n_graphs: int, n_lost: int
-) -> Iterable[Warning]:
+def _gpu_health(operations: Operations, calls: _Calls, n_graphs: int, n_lost: int) -> Iterable[Warning]:
     """What the GPU trace lacks beside the host calls."""
     is_kernel = operations.source == int(Source.KERNEL)
-    if n_nccl and not any(kernels.COMM.search(names[name]) for name in np.unique(operations.name[is_kernel]).tolist()):
-        yield Warning(
-            code="capture-incomplete",
-            message=f"CPU-side collectives exist, GPU kernels missing: {n_nccl} nccl: calls and no kernel of theirs; "
-            "profile with ProfilerActivity.CUDA",
-        )
     if n_graphs:
         yield Warning(
             code="graph-trace-opaque",

@@ -36,7 +36,10 @@ ONE_HOST_NS = 60 * 10**9
 LARGEST = 10**17
 """No time (ns) or size (bytes) of a run is above this: three years."""
 
-MAKE_ONE = "Make one with: ddpprof profile CASE, then: ddpprof predict runs/CASE"
+MAKE_ONE = (
+    "Give the run folder that `ddpprof profile` left, not a report in it; your own job needs ddpprof.watch(ddp) after DDP(...) "
+    "and ddpprof.timed_step: see docs/predict.md"
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -112,7 +115,7 @@ class Run:
 
 def run_of(traces: Sequence[Trace], records: Records | None) -> Run:
     """The Run that left ``traces`` and ``records``. Raises InputError when either does not tell what is needed."""
-    if records is None:
+    if records is None or not records.runs:
         raise InputError("the input has no records of its run: when each gradient was ready is not known", MAKE_ONE)
     _check(records)
     told = {row.rank: row for row in records.models}
@@ -247,7 +250,7 @@ def _views(traces: Sequence[Trace], world_size: int) -> dict[int, _View]:
     missing = sorted(set(range(world_size)) - set(found))
     if missing:
         raise InputError(
-            f"the capture does not show rank {', '.join(map(str, missing))}", "Capture again: ddpprof profile CASE"
+            f"the capture does not show rank {', '.join(map(str, missing))}", "Capture again with: ddpprof profile"
         )
     return {rank: found[rank] for rank in range(world_size)}
 

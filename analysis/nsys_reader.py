@@ -259,6 +259,7 @@ def _build(path: Path, tables: Tables, session: _Session, calls: _Calls, device:
         has_launches=calls.n > 0,
         lost_launches=lost,
         waits=tuple((place[key], start, end) for key, start, end in calls.waits if key in place),
+        is_incomplete=bool(session.warnings),
         warnings=(*session.warnings, *health),
     )
 

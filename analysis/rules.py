@@ -90,7 +90,9 @@ Judged = Sequence[Seen] | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One cause. ``percent`` of the step is its threshold, a note begins at half of it; the evidence fills in ``message``."""
+    """One cause. ``percent`` of the step is its threshold, a note begins at half of it; the evidence fills in ``message``.
+    ``rests_on_compute`` is whether nothing can be said where no compute is seen.
+    """
 
     code: str
     needs: str
@@ -99,6 +101,7 @@ class Rule:
     message: str
     advice: str
     judge: Callable[[Rank], Judged]
+    rests_on_compute: bool = True
 
 
 # --------------------------------------------------------------------------------------------------------- the rules
@@ -447,7 +450,9 @@ def _settings(rank: Rank) -> Iterator[Seen]:
             exposed_ns,
             "warning",
             "communication runs on the compute stream, so nothing can run beside it",
-            "Issue collectives asynchronously (async_op=True) so that they run on the communicator's own stream.",
+            "Send and receive on a stream of their own, and wait for it only where the data is needed."
+            if rank.signs.is_point_to_point
+            else "Issue collectives asynchronously (async_op=True) so that they run on the communicator's own stream.",
             exposed_comm_ns=row.exposed_comm_ns,
         )
     n_extra, extra_ns = _middle([step.extras[0] for step in steps]), _middle([step.extras[1] for step in steps])
@@ -532,6 +537,7 @@ RULES: Final = (
         advice="Look at what this rank does before its late collectives: more data or work than the others, a slower or "
         "throttled GPU, its data loader, or other jobs on its host.",
         judge=straggler,
+        rests_on_compute=False,
     ),
     Rule(
         code="communication-slow",
@@ -542,7 +548,8 @@ RULES: Final = (
         percent=10,
         message="{n_buckets} buckets are sent early and still queue up: there is more to send than the backward can hide",
         advice="Send less (bf16_compress_hook, no_sync over more steps) or faster (check NVLink, InfiniBand and NCCL's choice "
-        "of them with NCCL_DEBUG=INFO), or compute more for each byte (a larger batch a rank). Smaller buckets do not help.",
+        "of them with NCCL_DEBUG=INFO), or compute more for each byte (a larger batch a rank). "
+        "More buckets do not send fewer bytes.",
         judge=slow,
     ),
     Rule(
@@ -581,8 +588,8 @@ RULES: Final = (
         code="parameter-granularity",
         needs="steps",
         measures="200 compute intervals or more (and 4 a bucket), their median 100 us or less (500 us on a CPU run): the holes "
-        "between them that are shorter than 1 ms (40 ms on a CPU run), not under a wait, and not "
-        "that in which the last collective ends",
+        "between them that are shorter than 1 ms (40 ms on a CPU run), not under a wait, not that in which the last collective "
+        "ends, and less what the compute stream itself sends or receives",
         percent=20,
         message="{n_compute} short compute intervals, {n_gaps} holes between them: bound by launches",
         advice="Fewer, larger kernels: torch.compile or CUDA graphs, foreach or fused optimizers, parameters merged, a larger "
@@ -620,6 +627,7 @@ RULES: Final = (
         advice="Look at what happens in just these steps: the data loader, a checkpoint, logging, evaluation, garbage "
         "collection.",
         judge=spikes,
+        rests_on_compute=False,
     ),
     Rule(
         code="settings",
@@ -631,6 +639,7 @@ RULES: Final = (
         message="",
         advice="",
         judge=settings,
+        rests_on_compute=False,
     ),
 )
 """The ten causes, each with what it needs, what it measures and from what share of the step it counts."""

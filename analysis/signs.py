@@ -134,8 +134,9 @@ class Contention:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
     """What one (process, device) of a trace shows. ``periods_ns`` are from step to step, of steps that follow each other;
-    ``contention`` is None when no kernel ran both alone and beside communication often enough. ``shows_waits`` tells whether a
-    wait of the host would be seen.
+    ``contention`` is None when no kernel ran both alone and beside communication often enough. ``is_same_stream`` tells that
+    most communication runs on a compute stream, ``is_point_to_point`` that all of it is sends and receives, ``shows_waits``
+    whether a wait of the host would be seen.
     """
 
     evidence: Evidence = "gpu-kernels"
@@ -143,6 +144,7 @@ class Signs:
     periods_ns: tuple[int, ...] = ()
     contention: Contention | None = None
     is_same_stream: bool = False
+    is_point_to_point: bool = False
     shows_waits: bool = True
 
 
@@ -160,7 +162,8 @@ def look(part: Part) -> Iterator[Signs]:
             steps=tuple(_step(part, view, host) for view in seen),
             periods_ns=_periods(part, whole),
             contention=_contention(part, seen) if part.trace.evidence == "gpu-kernels" else None,
-            is_same_stream=sum(view.n_on_compute for view in seen) * 2 > sum(len(view.comm) for view in seen),
+            is_same_stream=sum(int(view.is_on_compute.sum()) for view in seen) * 2 > sum(len(view.comm) for view in seen),
+            is_point_to_point=_is_point_to_point(part, seen),
             shows_waits=part.trace.has_launches or bool(len(host.waits.start)),
         )
 
@@ -234,7 +237,8 @@ def _spans(part: Part, rows: Int64) -> Intervals:
 class _View:
     """One window: its operations in order of start, as rows of the trace and their columns, and its part of the measured sets.
 
-    ``order_ns`` is the launch, the start where that is not known; ``comm`` the places of communication in order of it. A time
+    ``order_ns`` is the launch, the start where that is not known; ``comm`` the places of communication in order of it,
+    ``is_on_compute`` which operations are communication on a compute stream. A time
     is on the axis of the sets with ``shift`` added, where the window begins at ``begin``.
     """
 
@@ -245,7 +249,7 @@ class _View:
     order_ns: Int64
     is_compute: Bools
     comm: Int64
-    n_on_compute: int
+    is_on_compute: Bools
     shift: int
     begin: int
     compute_set: Intervals
@@ -277,7 +281,7 @@ def _look(part: Part, window: int) -> _View:
         order_ns=order,
         is_compute=is_compute,
         comm=comm[np.argsort(order[comm], kind="stable")],
-        n_on_compute=_on_compute_stream(part, rows, is_compute, comm),
+        is_on_compute=_on_compute_stream(part, rows, is_compute, comm),
         shift=shift,
         begin=base + shift,
         compute_set=mine(measured.compute),
@@ -295,12 +299,19 @@ def _bounds(part: Part, window: int) -> tuple[int, int]:
     return low + first, low + last
 
 
-def _on_compute_stream(part: Part, rows: Int64, is_compute: Bools, comm: Int64) -> int:
-    """How many collectives run on a stream that has a tenth of the compute: program order keeps the two apart there."""
-    if part.trace.evidence == "host-ranges" or not len(comm):
-        return 0
-    streams, count = np.unique(part.trace.operations.stream[rows[is_compute]], return_counts=True)
-    return int(np.isin(part.trace.operations.stream[rows[comm]], streams[count * 10 >= count.sum()]).sum())
+def _on_compute_stream(part: Part, rows: Int64, is_compute: Bools, comm: Int64) -> Bools:
+    """Which operations are communication on a stream that has a tenth of the compute: program order keeps the two apart."""
+    found = np.zeros(len(rows), bool)
+    if part.trace.evidence == "gpu-kernels":
+        streams, count = np.unique(part.trace.operations.stream[rows[is_compute]], return_counts=True)
+        found[comm] = np.isin(part.trace.operations.stream[rows[comm]], streams[count * 10 >= count.sum()])
+    return found
+
+
+def _is_point_to_point(part: Part, seen: Sequence[_View]) -> bool:
+    """Whether all communication is sends and receives; false when there is none."""
+    codes = np.unique(part.trace.operations.name[_joined(view.rows[view.comm] for view in seen)]).tolist()
+    return bool(codes) and all(kernels.operation_of(part.trace.names[code]) == "SendRecv" for code in codes)
 
 
 def _step(part: Part, view: _View, host: _Host) -> Step:
@@ -458,8 +469,14 @@ def _waited(part: Part, view: _View, host: _Host) -> list[tuple[int, int]]:
 
 
 def _gaps(part: Part, view: _View, host: _Host, waited: Sequence[tuple[int, int]]) -> Int64:
-    """The lengths of the short holes between compute that no wait of the host explains, nor the end of the last collective."""
-    low, high = _holes(view.compute_set, view)
+    """The lengths of the short holes between compute that no wait of the host explains, nor the end of the last collective.
+
+    What the compute stream itself sends and receives is no hole in it.
+    """
+    own = view.is_on_compute
+    start = np.concatenate([view.compute_set.start, view.start_ns[own] + view.shift])
+    end = np.concatenate([view.compute_set.end, view.end_ns[own] + view.shift])
+    low, high = _holes(intervals.union(start, end), view)
     length = high - low
     last_ns = int(view.end_ns[view.comm].max(initial=MISSING))
     spans = np.array(waited, np.int64).reshape(-1, 2)

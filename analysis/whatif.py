@@ -66,11 +66,11 @@ class Simulated:
 
 
 def predict(
-    traces: Sequence[Trace], records: Records | None, caps_mb: Sequence[float], *, case: str | None = None
+    traces: Sequence[Trace], records: Records | None, caps_mb: Sequence[float | None], *, case: str | None = None
 ) -> Prediction:
     """The Prediction for each of ``caps_mb`` and the cap of the capture, from the captures of a run and its records.
 
-    Raises InputError without them.
+    A cap of None is DDP's default. Raises InputError without them.
     """
     run = run_of(traces, records)
     assert records is not None
@@ -79,8 +79,8 @@ def predict(
     here = [simulate(moment, run.layout, cost, run.hook, lanes) for moment in run.moments]
     error_ns = abs(_middle([there.step_ns - moment.step_ns for there, moment in zip(here, run.moments, strict=True)]))
     margin = measured.mad_ns + error_ns
-    own = () if run.record.bucket_cap_mb is None else (run.record.bucket_cap_mb,)
-    rows = tuple(_row(cap_mb, run, cost, lanes, here, measured.median_ns, margin) for cap_mb in sorted({*caps_mb, *own}))
+    caps = sorted({*caps_mb, run.record.bucket_cap_mb}, key=lambda cap: cap or 0.0)
+    rows = tuple(_row(cap_mb, run, cost, lanes, here, measured.median_ns, margin) for cap_mb in caps)
     fastest = min(rows, key=lambda row: row.step_ns)
     return Prediction(
         ddpprof_version=__version__,
@@ -112,7 +112,7 @@ def measured_steps(records: Records) -> tuple[Timing, bool]:
     return found, True
 
 
-def layout_under(run: Run, cap_mb: float) -> Layout:
+def layout_under(run: Run, cap_mb: float | None) -> Layout:
     """The buckets that last under a cap: the first ones with find_unused, else those rebuilt in rank 0's order."""
     limits = capacity(cap_mb, torch_version=run.record.torch_version, is_last_small=run.is_last_small)
     lasting = None
@@ -260,7 +260,7 @@ def _only(column: NDArray[np.float64]) -> float:
 
 
 def _row(
-    cap_mb: float, run: Run, cost: TransferCost, lanes: int, here: Sequence[Simulated], measured_ns: int, margin_ns: int
+    cap_mb: float | None, run: Run, cost: TransferCost, lanes: int, here: Sequence[Simulated], measured_ns: int, margin_ns: int
 ) -> CapPrediction:
     layout = layout_under(run, cap_mb)
     there = [simulate(moment, layout, cost, run.hook, lanes) for moment in run.moments]

@@ -117,6 +117,8 @@ def check(case: str, options: argparse.Namespace, folder: Path) -> bool:
         run = run_of(found.traces, found.records)
         predicted = whatif.predict(found.traces, found.records, options.caps, case=case)
         for row in predicted.rows:
+            if row.cap_mb is None:  # DDP's default, which no run is given
+                continue
             steps, wrong = measure(case, row, run, options, folder / f"{case}.{number}.cap{row.cap_mb:g}")
             item = seen.setdefault(row.cap_mb, Seen())
             item.rows.append(row)

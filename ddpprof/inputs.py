@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpprof import __version__, marks
+from ddpprof import __version__, marks, results
 from ddpprof import nsys as nsight
 from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError, nearest_path
 from ddpprof.model import Analysis, Records, Trace, Warning
-from ddpprof.rundir import RunDir, read_records
+from ddpprof.rundir import RunDir, is_our_json, read_records
 
 if TYPE_CHECKING:
     from ddpprof.analysis.part import Options
@@ -200,9 +200,11 @@ def _on_cluster(address: str, work: _Digesting, found: Sequence[Path], ranks: Ma
     """``_tried`` of every path by the workers of the Dask cluster at ``address``."""
     try:
         from distributed import Client, as_completed
+        from distributed.comm.addressing import get_address_host_port
     except ImportError:
         raise ToolError("--cluster needs Dask, which is not installed", "Install it: pip install 'ddpprof[cluster]'") from None
     try:
+        get_address_host_port(address)  # a Client that cannot take its address apart hangs when it is forgotten
         client = Client(address, timeout=CLUSTER_TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
@@ -290,7 +292,15 @@ def _reports(path: Path) -> list[Path]:
 
     if not path.exists():
         never = "Either the capture range never opened (no cudaProfilerStart), or nsys wrote it under another name (-o)."
-        raise InputError(f"{path}: no such report or run folder", nearest_path(path) or never)
+        if load.is_report(path):
+            raise InputError(f"{path}: no such report", nearest_path(path) or never)
+        raise InputError(
+            f"{path}: no such file or folder", nearest_path(path) or "Give a report, a run folder or a folder of reports."
+        )
+    if results.is_results(path):
+        raise InputError(
+            f"{path}: our results database, not a report", f"See it with: ddpprof history --results sqlite:///{path}"
+        )
     if not path.is_dir() or any(path.glob("*.parquet")):
         return [path]
     if RunDir(path).is_run():
@@ -318,12 +328,8 @@ def _runs_in(folder: Path) -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file is one of our own JSON reports, which may well lie beside the captures."""
-    try:
-        with path.open("rb") as file:
-            return file.read(32).startswith(b'{\n  "format_version"')
-    except OSError:  # a folder, or what may not be read: the reader will say so
-        return False
+    """Whether a file is a JSON report or the results database of ours, which may well lie beside the captures."""
+    return is_our_json(path) or results.is_results(path)
 
 
 def _readable(path: Path, exporter: Callable[[], nsight.Nsys], say: Say) -> tuple[Path, list[Warning]]:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ import ddpprof
 from ddpprof import machine
 from ddpprof.errors import InputError, ToolError, UsageError, WorkloadError
 from ddpprof.model import FailureRecord
-from ddpprof.nsys import Nsys, profile_command
+from ddpprof.nsys import Nsys, has_nsys, profile_command
 from ddpprof.rundir import RunDir, read_records
 
 MOST_RANKS_A_CORE = 16
@@ -101,14 +102,20 @@ def run(
     """Runs ``command`` to its end, its output in ``stdout.log`` and ``stderr.log`` of ``log_dir``; no process survives it.
 
     An exception here, such as the KeyboardInterrupt that SIGINT and (by ``ddpprof.cli``) SIGTERM raise, ends the whole tree
-    first: SIGTERM to its leader, to all, then SIGKILL, 3 s apart. Raises ToolError when the command cannot be started.
+    first: SIGTERM to its leader, to all, then SIGKILL, 3 s apart. An nsys in it has a temporary folder of its own, gone
+    afterwards: what it streams there holds the environment. Raises ToolError when the command cannot be started.
     """
     token = secrets.token_hex(16)
     timed_out = False
-    with (log_dir / "stdout.log").open("wb") as out, (log_dir / "stderr.log").open("w+b") as err:
+    with (
+        tempfile.TemporaryDirectory(prefix="ddpprof-", ignore_cleanup_errors=True) as own,
+        (log_dir / "stdout.log").open("wb") as out,
+        (log_dir / "stderr.log").open("w+b") as err,
+    ):
+        env = {**env, _MEMBER: token} | ({"TMPDIR": own} if has_nsys(command) else {})
         try:
             process = subprocess.Popen(
-                command, env={**env, _MEMBER: token}, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
         except OSError as error:
             name, reason = Path(command[0]).name, error.strerror or error
@@ -139,6 +146,14 @@ def name_of(command: Sequence[str]) -> str:
 
 _LAUNCHERS = ("torch.distributed.", "accelerate.")
 """Modules that start somebody's job and are not it."""
+
+
+def last_lines(stderr: str, failure: str, count: int = 15) -> str:
+    """The last lines of the rank that ``failure`` names; of any, where none is marked as its own; never torchrun's account."""
+    lines = _TORCHRUN.split(stderr)[0].rstrip().splitlines()
+    named = re.match(r"rank \d+", failure)
+    own = [line for line in lines if named and line.startswith(f"[{named[0].replace(' ', '')}]:")]
+    return "\n".join((own or lines)[-count:])
 
 
 def explain_failure(finished: Finished, run: RunDir, ranks: int | None = None) -> WorkloadError | ToolError:

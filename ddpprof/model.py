@@ -218,6 +218,7 @@ class Trace:
     that the report does not show kernel by kernel. ``has_launches`` says whether the report has launch calls at all;
     ``lost_launches`` are (process, start) of kernel launches whose kernel is not in the report. ``waits`` are (process,
     start, end) of host calls that return only when the device has done its work (cudaDeviceSynchronize and the like).
+    ``is_incomplete`` says that operations are missing, and not where: cut off, a clip, records lost.
     """
 
     report: ReportInfo
@@ -234,6 +235,7 @@ class Trace:
     has_launches: bool = False
     lost_launches: tuple[tuple[int, int], ...] = ()
     waits: tuple[tuple[int, int, int], ...] = ()
+    is_incomplete: bool = False
     warnings: tuple[Warning, ...] = ()
 
 
@@ -877,7 +879,7 @@ class RankPrediction:
 class CapPrediction:
     """One cap. ``buckets`` are the parameter indices of each bucket, in the order in which they are sent."""
 
-    cap_mb: float = column("MiB", "bucket_cap_mb given to DDP")
+    cap_mb: float | None = column("MiB", "bucket_cap_mb given to DDP; missing for DDP's default")
     is_captured: bool = column("text", "whether its buckets are those of the capture")
     bucket_bytes: tuple[int, ...] = column("bytes", "each bucket in order of launch")
     buckets: tuple[tuple[int, ...], ...] = column("text", "parameter indices of each bucket")
@@ -916,7 +918,7 @@ class Prediction:
     lanes: int
     cost: TransferCost
     rows: tuple[CapPrediction, ...]
-    best_mb: tuple[float, ...]
+    best_mb: tuple[float | None, ...]
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,10 +129,12 @@ def profile_command(
 
     With ``report_rank_pattern`` each rank, under an nsys of its own, writes ``report.rankN.nsys-rep`` for ``report.nsys-rep``.
     On CUDA, ``uses_range`` records only what lies between cudaProfilerStart and Stop; without CUDA it is the whole run.
+    The command finds the TMPDIR of this process, so that nsys may have one of its own.
     """
     stem = str(output).removesuffix(REPORT_SUFFIX).replace("%", "%%") + (".rank%q{RANK}" if report_rank_pattern else "")
     # Both of the first two: nsys 2022.4 hangs on new kernels with --sample=none alone.
     options = ["--sample=none", "--cpuctxsw=none", "--kill=none", "--force-overwrite=true", f"--output={stem}"]
+    options += [f"{_JOB_TMPDIR}{tempfile.gettempdir()}"] * ("," not in tempfile.gettempdir())  # where nsys would split it
     if not has_cuda:
         return [str(nsys.path), "profile", "--trace=nvtx", *options, *command]
     options += ["--cuda-graph-trace=node"]
@@ -139,6 +143,14 @@ def profile_command(
     if nsys.version_info >= (2025, 1):  # unknown to 2024.2; where it exists, tracing events disturbs overlap itself
         options += ["--cuda-event-trace=false"]
     return [str(nsys.path), "profile", "--trace=cuda,nvtx", *options, *command]
+
+
+_JOB_TMPDIR = "--env-var=TMPDIR="
+
+
+def has_nsys(command: Sequence[str]) -> bool:
+    """Whether nsys stands somewhere in a command line, as ``profile_command`` puts it there."""
+    return any(word.startswith(_JOB_TMPDIR) for word in command)
 
 
 def export(nsys: Nsys, report: Path, output: Path | None = None) -> Path:
@@ -169,6 +181,15 @@ def check_is_report(report: Path) -> None:
         raise InputError(f"{report}: cannot be read: {error.strerror or error}") from None
     if report.suffix == STREAM_SUFFIX or b"Nsight Systems Stream" in head:
         raise InputError(f"{report}: unfinished stream, not a report", _finish(report))
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file is an SQLite export of nsys."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'StringIds'").fetchall())
+    except sqlite3.Error:
+        return False
 
 
 def is_stale(report: Path, exported: Path) -> bool:

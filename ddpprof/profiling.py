@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddpprof import BUCKET_CAP, __version__, inputs, launch, machine, results
 from ddpprof import nsys as nsight
-from ddpprof.errors import InputError, ToolError, UsageError
+from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError
 from ddpprof.model import Analysis, Records
 from ddpprof.rundir import RECORDS_FOLDER, STEPS_FOLDER, RunDir, holds, read_records, whole_folder
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 3
 """Captures at most: on a busy CPU a rank can truly overlap nothing once (it was not given a core in time)."""
+
+MARKS_NEEDED = (
+    "Without a GPU only marks tell: put `with ddpprof.timed_step(number):` around each step, call ddpprof.watch(ddp) after "
+    "DDP(...) for the all-reduces, and mark compute as compute/I (docs/own-reports.md)."
+)
+"""What to do about somebody's own job on a CPU whose capture shows nothing."""
 
 Device = Literal["auto", "cuda", "cpu"]
 Capture = Literal["auto", "nsys", "torch"]
@@ -59,6 +66,10 @@ class Outcome:
     analysis: Analysis | None
     records: Records
     results: tuple[Result, ...]
+
+
+class JobOutput(Exception):
+    """The last lines of a job that failed: the cause of its error, which ``--verbose`` shows."""
 
 
 class CaptureLost(ToolError):
@@ -154,6 +165,8 @@ def profile_job(
     """
     tool = nsight.find(settings.nsys, say=say)
     has_cuda = settings.device == "cuda" or (settings.device == "auto" and bool(machine.gpu_names()))
+    if uses_range and not has_cuda:
+        say("--range: not used without CUDA, where nothing can open it: the whole job is recorded")
     folder = settings.folder or Path("runs") / launch.name_of(command)
     with whole_folder(folder, holds({"case": None})) as work:
         run = RunDir(work)
@@ -162,7 +175,11 @@ def profile_job(
             variables = own_variables(settings, run) | {RECORDS_FOLDER: str(work.resolve())}
             finished = launch.run(line, env=launch.environment(variables), log_dir=work, say=say)
         if finished.returncode != 0:
-            raise launch.explain_failure(finished, run)
+            error = launch.explain_failure(finished, run)
+            kept = _keep_output(run, folder)
+            raise type(error)(error.message, _sentences(error.hint, f"Its output is kept in {kept}.")) from _output(
+                finished, error
+            )
         _export(run, tool, [None])
         facts = {"case": None, "bucket_cap_mb": settings.bucket_cap_mb, "device": "cuda" if has_cuda else "cpu"}
         _write_manifest(run, facts | {"nsys_version": tool.version, "warnings": []})
@@ -174,15 +191,18 @@ def profile_job(
             analysis = found.analyze(Options())
             outcome = Outcome(folder=folder, analysis=analysis, records=Records(), results=())
             _write_reports(found, outcome, run)
+            if not has_cuda and any(item.code == "no-compute" for item in analysis.warnings):
+                say("no compute is marked: without a GPU mark it as compute/I to see what overlaps (docs/own-reports.md)")
         except InputError as error:
             nothing = f"the job ran, but its capture shows nothing to measure: {inputs.reason(error)}"
-            hint = error.hint or "See: ddpprof doctor"
+            hint = (error.hint or "See: ddpprof doctor") if has_cuda else MARKS_NEEDED
             if RunDir(folder).is_run():
                 raise ToolError(nothing, f"The run of before stays in {folder}.") from None
         _remove_logs(run)
     if nothing is not None:
-        raise ToolError(nothing, f"{hint} The capture is kept in {folder}.")
-    return _kept(outcome, settings, say)
+        raise ToolError(nothing, _sentences(hint, f"The capture is kept in {folder}."))
+    _failed_log(folder).unlink(missing_ok=True)
+    return _kept(outcome, settings, say, launch.name_of(command))
 
 
 # --------------------------------------------------------------------------------------------------- before the run
@@ -281,7 +301,8 @@ def _capture(plan: _Plan, run: RunDir, say: Say) -> None:
     command = launch.case_command(plan.job, run, plan.nsys)
     finished = launch.run(command, env=launch.environment(plan.job.environment), log_dir=run.path, say=say)
     if finished.returncode != 0:
-        raise launch.explain_failure(finished, run, plan.job.ranks)
+        error = launch.explain_failure(finished, run, plan.job.ranks)
+        raise error from _output(finished, error)
     if plan.nsys is not None:
         _export(run, plan.nsys, range(plan.job.ranks) if plan.job.report_per_rank else [None])
 
@@ -414,13 +435,13 @@ def _write_reports(found: inputs.Input, outcome: Outcome, run: RunDir) -> None:
     files.write(run.path, outcome.analysis, picture, outcome.records if outcome.records.runs else None)
 
 
-def _kept(outcome: Outcome, settings: Settings, say: Say) -> Outcome:
-    """The same outcome, its metrics in the results database."""
+def _kept(outcome: Outcome, settings: Settings, say: Say, job: str = "job") -> Outcome:
+    """The same outcome, its metrics in the results database; a run of no case is kept there as ``job``."""
     from ddpprof.analysis.timing import job_steps, timing
 
     if settings.results is not None and outcome.analysis is not None:
         manifest = RunDir(outcome.folder).read_manifest()
-        run = results.describe(manifest, outcome.analysis, outcome.records, timing(job_steps(outcome.records)))
+        run = results.describe(manifest, outcome.analysis, outcome.records, timing(job_steps(outcome.records)), job=job)
         results.keep(settings.results, [run], say)
     return outcome
 
@@ -479,6 +500,30 @@ def _version_of(package: str) -> str | None:
 def _clear(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
+
+
+def _keep_output(run: RunDir, folder: Path) -> Path:
+    """Where all that a failed job wrote is kept, beside its run folder and for its owner's eyes only."""
+    place = _failed_log(folder)
+    handle, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    with os.fdopen(handle, "wb") as kept:
+        for log in sorted(run.path.glob("*.log"), reverse=True):
+            kept.write(log.read_bytes())
+    return Path(name).replace(place)
+
+
+def _failed_log(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.failed.log")
+
+
+def _output(finished: launch.Finished, error: DdpprofError) -> JobOutput | None:
+    lines = launch.last_lines(finished.stderr_tail, error.message)
+    return JobOutput(f"the job's last lines:\n{lines}") if lines else None
+
+
+def _sentences(*texts: str | None) -> str:
+    """One after the other, each with its full stop."""
+    return " ".join(text if text.endswith((".", "?", "!")) else f"{text}." for text in texts if text)
 
 
 def _remove_logs(run: RunDir) -> None:

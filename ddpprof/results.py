@@ -6,10 +6,11 @@ Its tables are those of ``KeptRun`` and ``KeptRank`` in the model. Nothing in it
 from __future__ import annotations
 
 import re
+import sqlite3
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ def history(url: str, case_name: str) -> tuple[KeptRun, ...]:
         tables = _metadata().tables
         runs, ranks = tables["ddpprof_runs"], tables["ddpprof_ranks"]
         mine = runs.c.case_name == case_name
-        found = connection.execute(sa.select(runs).where(mine).order_by(runs.c.finished_utc, runs.c.id)).mappings().all()
+        asked = sa.select(*_present(connection, runs)).where(mine).order_by(runs.c.finished_utc, runs.c.id)
+        found = connection.execute(asked).mappings().all()
         rows = connection.execute(sa.select(ranks).join(runs).where(mine).order_by(ranks.c.id))
         by_run: dict[int, list[KeptRank]] = defaultdict(list)
         for row in rows.mappings():
@@ -100,14 +102,20 @@ def _existing(url: str) -> sa.URL:
 
 
 def describe(
-    manifest: Mapping[str, Any], analysis: Analysis, records: Records, timing: Timing | None, *, kind: str = "profile"
+    manifest: Mapping[str, Any],
+    analysis: Analysis,
+    records: Records,
+    timing: Timing | None,
+    *,
+    kind: str = "profile",
+    job: str = "job",
 ) -> KeptRun:
-    """What is kept of a run folder's run: its manifest's facts and each rank's metrics."""
+    """What is kept of a run folder's run: its manifest's facts and each rank's metrics; ``job`` names what is no case."""
     models = [row.device_name for row in analysis.ranks if row.device_name]
     names = [column.name for column in columns(Metrics)]
     return KeptRun(
         finished_utc=manifest["finished_utc"],
-        case_name=manifest["case"] or "job",
+        case_name=manifest["case"] or job,
         kind=kind,
         ddpprof_version=manifest["ddpprof_version"],
         torch_version=manifest["torch_version"],
@@ -169,13 +177,55 @@ def _metadata() -> sa.MetaData:
     return metadata
 
 
+def is_results(path: Path) -> bool:
+    """Whether a file is an SQLite database of ours."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ddpprof_schema_version'").fetchall())
+    except sqlite3.Error:
+        return False
+
+
+def _present(connection: sa.Connection, table: sa.Table) -> list[sa.ColumnElement[Any]]:
+    """The columns of ``table``; NULL for those that an older schema has not."""
+    import sqlalchemy as sa
+
+    there = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+    return [column if column.name in there else sa.null().label(column.name) for column in table.columns]
+
+
+def _check_readable(connection: sa.Connection, name: str) -> None:
+    """Returns when our tables are there, of this schema or an older one. Raises InputError; writes nothing."""
+    import sqlalchemy as sa
+
+    versions = _metadata().tables["ddpprof_schema_version"]
+    if not sa.inspect(connection).has_table(versions.name):
+        raise InputError(f"{name}: no results in it", "Results are what `ddpprof profile` and `ddpprof sweep` keep.")
+    version = connection.execute(sa.select(versions.c.version)).scalar()
+    if version is not None and version > VERSION:
+        raise _newer(name, version)
+
+
+def _newer(name: str, version: int) -> InputError:
+    return InputError(
+        f"{name}: results of schema version {version}, newer than the {VERSION} of this ddpprof",
+        "Update ddpprof, or keep results elsewhere with --results URL.",
+    )
+
+
 def _migrate(connection: sa.Connection, name: str) -> None:
-    """Makes the tables, or brings older ones to VERSION, within the transaction. Raises InputError for newer ones."""
+    """Makes the tables, or brings older ones to VERSION, within the transaction.
+
+    Raises InputError for newer ones, and for an SQLite file of somebody else's.
+    """
     import sqlalchemy as sa
     from sqlalchemy.schema import CreateColumn
 
     versions = _metadata().tables["ddpprof_schema_version"]
-    if not sa.inspect(connection).has_table(versions.name):
+    inspected = sa.inspect(connection)
+    if not inspected.has_table(versions.name):
+        if connection.dialect.name == "sqlite" and inspected.get_table_names():
+            raise InputError(f"{name}: holds other tables than results", "Keep results elsewhere with --results URL.")
         if connection.dialect.name == "postgresql":  # which does not serialise the making of tables by itself
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
         _metadata().create_all(connection)
@@ -184,10 +234,7 @@ def _migrate(connection: sa.Connection, name: str) -> None:
         connection.execute(versions.insert().values(version=VERSION))
         return
     if version > VERSION:
-        raise InputError(
-            f"{name}: results of schema version {version}, newer than the {VERSION} of this ddpprof",
-            "Update ddpprof, or keep results elsewhere with --results URL.",
-        )
+        raise _newer(name, version)
     if version == VERSION:
         return
     version = connection.execute(sa.select(versions.c.version).with_for_update()).scalar_one()
@@ -218,7 +265,10 @@ def _run(row: Mapping[str, Any], ranks: Sequence[KeptRank]) -> KeptRun:
 
 @contextmanager
 def _connected(url: str, *, writes: bool) -> Iterator[sa.Connection]:
-    """A transaction in a database of this schema. Raises InputError for all that a database can do wrong."""
+    """A transaction in a database of this schema, or of an older one that is only read.
+
+    Raises InputError for all that a database can do wrong.
+    """
     from sqlalchemy import create_engine, event, exc
 
     place = check_url(url)
@@ -239,9 +289,11 @@ def _connected(url: str, *, writes: bool) -> Iterator[sa.Connection]:
         begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
         event.listen(engine, "connect", lambda raw, record: setattr(raw, "isolation_level", None))
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+        if not writes:
+            event.listen(engine, "connect", lambda raw, record: raw.execute("PRAGMA query_only = ON"))
     try:
         with engine.begin() as connection:
-            _migrate(connection, name)
+            (_migrate if writes else _check_readable)(connection, name)
             yield connection
     except exc.DBAPIError as error:
         raise InputError(f"{name}: {_own_words(error)}") from None

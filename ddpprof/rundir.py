@@ -29,6 +29,7 @@ _RECORDS, _STEPS = r"records\.rank\d+\.jsonl", r"steps\.rank\d+\.txt"
 _OURS = re.compile(
     rf"{_EXPORTS}|{_TRACES}|{_RECORDS}|{_STEPS}|report(\.rank\d+)?\.(nsys-rep|qdstrm)|{re.escape(MANIFEST)}"
     r"|summary\.(md|json|html)|rank(\d+|-unknown-\d+-\d+)(-device\w+)?\.(md|json)|(timeline|sweep)\.png|\.partial\..+"
+    r"|(cap[\d.e+-]+|round\d+)\.failed\.log"
 )
 """What a run or a sweep leaves in its folder; all else there is somebody's own."""
 
@@ -103,6 +104,15 @@ class RunDir:
 def holds(manifest: Mapping[str, Any]) -> str:
     """What the folder of this manifest is: ``a run of delay_cap4``, ``a sweep of your own job``."""
     return f"a {'sweep' if 'caps_mb' in manifest else 'run'} of {manifest['case'] or 'your own job'}"
+
+
+def is_our_json(path: Path) -> bool:
+    """Whether a file is one of our own JSON reports; False for what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(32).startswith(b'{\n  "format_version"')
+    except OSError:
+        return False
 
 
 def _named(folder: Path, pattern: str) -> list[Path]:
@@ -230,6 +240,8 @@ def _check_replaceable(path: Path, what: str) -> None:
     """Returns when ``path`` is free, an empty folder, or one that holds ``what`` by a manifest of ours."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
+    if not path.is_dir():
+        raise DdpprofError(f"{path}: is a file, not a folder", "Choose another place with -o; nothing was changed.")
     manifest = RunDir(path).read_manifest() if RunDir(path).is_run() else {}
     if "case" not in manifest:
         raise DdpprofError(f"{path}: exists and is not a run folder", "Choose another place with -o; nothing was changed.")
@@ -289,6 +301,10 @@ def _make_parent(path: Path) -> None:
 def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next((place for place in (path, *path.parents) if place.is_file()), None)
+        reason = f"{file} is a file, not a folder" if file else error.strerror
+        raise DdpprofError(f"{path}: cannot be written: {reason}", "Choose another place.") from error
     except OSError as error:
         raise DdpprofError(
             f"{path}: cannot be written: {error.strerror or error}", "Free some space or choose another place."

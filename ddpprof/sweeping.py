@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -107,7 +108,7 @@ def sweep_case(
         _each(found, folder, capture)
         if _sameness(found) is None:
             _rounds(found, folder, range(1, rounds + 1), measure, working)
-        return _finish(found, name, "iterations", rounds, settings, work, say), folder
+        return _finish(found, name, name, "iterations", rounds, settings, work, say), folder
 
 
 def sweep_job(
@@ -165,7 +166,7 @@ def sweep_job(
             later = range(1 if times_itself else 2, rounds + 1)
             _rounds(found, folder, later, measure if times_itself else capture_again, working)
         timed_by: TimedBy = "timed-steps" if times_itself else "captured-steps"
-        return _finish(found, None, timed_by, rounds, settings, work, say), folder
+        return _finish(found, None, launch.name_of(command), timed_by, rounds, settings, work, say), folder
 
 
 # ------------------------------------------------------------------------------------------------------ one after another
@@ -183,7 +184,8 @@ def _each(caps: Sequence[_Cap], folder: Path, act: Callable[[_Cap], None]) -> No
         except DdpprofError as error:
             work, hint = str(cap.folder.parent), error.hint
             if hint and work in hint:  # the folder of a sweep that fails does not stay
-                hint = "Run it once with `ddpprof profile`, which keeps its capture."
+                others = [text for text in re.split(r"(?<=\.) ", hint) if work not in text]
+                hint = " ".join([*others, "Run it once with `ddpprof profile`, which keeps what it leaves."])
             cap.failure = type(error)(error.message.replace(work, str(folder)), hint)
     if caps[0].failure is not None and not any(cap.analysis for cap in caps):
         raise caps[0].failure
@@ -224,7 +226,14 @@ def _sameness(caps: Sequence[_Cap]) -> Sameness | None:
 
 
 def _finish(
-    caps: Sequence[_Cap], case: str | None, timed_by: TimedBy, rounds: int, settings: Settings, work: Path, say: Say
+    caps: Sequence[_Cap],
+    case: str | None,
+    job: str,
+    timed_by: TimedBy,
+    rounds: int,
+    settings: Settings,
+    work: Path,
+    say: Say,
 ) -> Sweep:
     """The Sweep, its reports in ``work`` and its rows in the results database."""
     from ddpprof.reports import sweep as reports
@@ -235,7 +244,7 @@ def _finish(
     reports.write(work, sweep)
     if settings.results is not None:
         kept = [
-            results.describe(RunDir(cap.folder).read_manifest(), cap.analysis, cap.records, row.timing, kind="sweep")
+            results.describe(RunDir(cap.folder).read_manifest(), cap.analysis, cap.records, row.timing, kind="sweep", job=job)
             for cap, row in zip(caps, sweep.rows, strict=True)
             if cap.analysis is not None
         ]

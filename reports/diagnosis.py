@@ -13,10 +13,11 @@ NOT_FOUND = "Judged, and not found"
 
 
 def render(analysis: Analysis, *, width: int = 120) -> str:
-    """Evidence, scope, answer, the findings in order, what could not be judged, what was not found."""
+    """Evidence, scope, answer and what limits it, the findings in order, what could not be judged, what was not found."""
     head = [verdict.EVIDENCE[analysis.evidence], verdict.scope(analysis)]
     answer = f"{verdict.CAUSE_QUESTION} {verdict.cause(analysis)}"
-    blocks = ["\n".join(text.wrapped(line, width) for line in head), text.wrapped(answer, width)]
+    cautions = (text.wrapped(f"- {line}", width, indent="  ") for line in verdict.cautions(analysis))
+    blocks = ["\n".join(text.wrapped(line, width) for line in head), "\n".join([text.wrapped(answer, width), *cautions])]
     for number, finding in enumerate(analysis.findings, 1):
         lines = (text.wrapped(line, width - 3, indent="  ") for line in _lines(finding, analysis))
         blocks.append("\n".join([text.wrapped(f"{number}. {_title(finding)}", width), indent("\n".join(lines), "   ")]))
@@ -34,6 +35,7 @@ def render_markdown(analysis: Analysis) -> str:
         escape(verdict.EVIDENCE[analysis.evidence]),
         escape(verdict.scope(analysis)),
         f"**{verdict.CAUSE_QUESTION}** {escape(verdict.cause(analysis))}",
+        markdown.bullets(escape(line) for line in verdict.cautions(analysis)),
     ]
     for number, finding in enumerate(analysis.findings, 1):
         parts.append(f"## {number}. {escape(_title(finding))}")

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+from ddpprof.errors import UsageError
 from ddpprof.model import Analysis, RankRow, Records, Timeline
 from ddpprof.reports import markdown, page, plots, tables, verdict
 from ddpprof.reports.quantities import markdown as escape
-from ddpprof.rundir import RunDir, whole_files
+from ddpprof.rundir import RunDir, is_our_json, whole_files
 
 
 def write(folder: Path, analysis: Analysis, timeline: Timeline, records: Records | None = None) -> None:
-    """Writes ``summary.{md,json,html}``, ``rankN.{md,json}`` for each row and ``timeline.png``: all of them or none."""
+    """Writes ``summary.{md,json,html}``, ``rankN.{md,json}`` for each row and ``timeline.png``: all of them or none.
+
+    They replace those of an analysis before, all ranks of it. Raises UsageError when a file to write is there and not ours.
+    """
+    names = rank_names(analysis.ranks)
+    stems = ["summary", *(RunDir(folder).rank_report(name).name for name in names)]
+    written = {f"{stem}.{suffix}" for stem in stems for suffix in ("md", "json")} | {"summary.html", "timeline.png"}
+    ours = _ours(folder)
+    if foreign := sorted(name for name in written - ours if os.path.lexists(folder / name)):
+        raise UsageError(
+            f"{folder / foreign[0]}: exists and is not a report of ddpprof",
+            "Choose another folder with -o; nothing was changed.",
+        )
     with whole_files(folder) as partial:
         run = RunDir(partial)
         plots.draw_timeline(timeline, run.timeline)
@@ -21,10 +37,30 @@ def write(folder: Path, analysis: Analysis, timeline: Timeline, records: Records
         _write(summary.with_suffix(".md"), markdown.render(analysis, records=records, timeline=run.timeline.name))
         _write(summary.with_suffix(".json"), tables.to_json(analysis))
         _write(summary.with_suffix(".html"), page.render(analysis, timeline))
-        for row, name in zip(analysis.ranks, rank_names(analysis.ranks), strict=True):
+        for row, name in zip(analysis.ranks, names, strict=True):
             stem = run.rank_report(name)
             _write(stem.with_suffix(".md"), markdown.render_rank(analysis, row, records))
             _write(stem.with_suffix(".json"), tables.rank_json(analysis, row))
+    for name in ours - written:
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_place(folder: Path, inputs: Sequence[Path]) -> None:
+    """Returns unless ``folder`` is a run folder and not itself the one input: its reports are then about another run."""
+    if RunDir(folder).is_run() and not (len(inputs) == 1 and inputs[0].exists() and inputs[0].samefile(folder)):
+        raise UsageError(
+            f"{folder}: is the folder of another run", "Choose another folder with -o; a run folder takes only its own reports."
+        )
+
+
+def _ours(folder: Path) -> set[str]:
+    """The names of the reports that an analysis left in a folder: known by its JSON, beside which the others lie."""
+    jsons = [path for path in folder.glob("*.json") if _REPORT.fullmatch(path.stem) and is_our_json(path)]
+    found = {f"{path.stem}.{suffix}" for path in jsons for suffix in ("json", "md")}
+    return found | ({"summary.html", "timeline.png"} if "summary.json" in found else set())
+
+
+_REPORT = re.compile(r"summary|rank(\d+|-unknown-\d+-\d+)(-device\w+)?")
 
 
 def rank_names(rows: tuple[RankRow, ...]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 from xml.etree import ElementTree
 
+from ddpprof.errors import UsageError
 from ddpprof.model import WARNING_CODES
 from ddpprof.reports.quantities import clean
 from ddpprof.rundir import whole_file
@@ -51,7 +53,23 @@ def unreliable_line(code: str) -> str:
     return clean(f"numbers unreliable: {code}: {WARNING_CODES.get(code, code)}")
 
 
+def check_replaceable(path: Path) -> None:
+    """Returns when ``path`` is free, an empty file or an older JUnit document. Raises UsageError for anything else."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise UsageError(f"{path}: is no file that JUnit XML can replace", "Choose another name with --junit.")
+    with path.open("rb") as file:
+        head = file.read(1024)
+    if head and not _JUNIT.match(head):
+        raise UsageError(f"{path}: exists and is not JUnit XML", "Choose another name with --junit; nothing was changed.")
+
+
+_JUNIT = re.compile(rb"\s*(?:<\?xml.*?\?>\s*)?(?:<!--.*?-->\s*)*<testsuites?\b", re.DOTALL)
+
+
 def write(path: Path, results: Iterable[Result]) -> None:
-    """Writes the document, whole or not at all."""
+    """Writes the document, whole or not at all, over nothing but one of its kind. Raises as ``check_replaceable``."""
+    check_replaceable(path)
     with whole_file(path) as partial:
         partial.write_text(render(results), encoding="utf-8")

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 
 from ddpprof.model import FORMAT_VERSION, CapPrediction, Prediction
+from ddpprof.reducer import DEFAULT_CAP_MB
 from ddpprof.reports import markdown, quantities, text, verdict
 from ddpprof.reports.quantities import markdown as escape
 from ddpprof.reports.views import Table, Values, declared, number, table
@@ -25,6 +26,8 @@ NOT_MODELLED = (
     "ranks that would be late otherwise than in the capture",
     "the memory that buckets take",
 )
+FEW_OTHERS = (1, DEFAULT_CAP_MB)
+"""Caps to measure a single one beside."""
 
 
 def render(found: Prediction, *, width: int = 120) -> str:
@@ -65,7 +68,9 @@ def rows(found: Prediction) -> Table:
     worst = [None if row.worst_rank is None else number(row.worst_rank) for row in caps]
     held = [row.held_ns for row in caps] if any(row.held_ns for row in caps) else [None for _ in caps]
     shown = [
-        Values("cap MiB", "id", [_cap(row) for row in caps], "bucket_cap_mb given to DDP", is_key=True),
+        Values(
+            "cap MiB", "id", [_cap(row) for row in caps], "bucket_cap_mb given to DDP; default: none was given", is_key=True
+        ),
         replace(step, heading="step"),
         replace(low, heading="from"),
         replace(high, heading="to"),
@@ -107,10 +112,12 @@ def cautions(found: Prediction) -> list[str]:
         lines.append("The capture does not show transfers both beside compute and alone: they are taken to cost the same.")
     if found.mode == "find_unused":
         lines.append("find_unused_parameters=True: the buckets follow the order of registration for good.")
+    if found.captured_cap_mb is None:
+        lines.append("A sweep gives every run a cap: 25 stands for DDP's default there, without its first bucket of 1 MiB.")
     held = max(found.rows, key=lambda row: row.held_ns)
     if held.holder is not None:
         lines.append(
-            f"Held: at {held.cap_mb:g} MiB complete buckets wait up to {quantities.ns(held.held_ns)} for {held.holder}, "
+            f"Held: at {_caps([held.cap_mb])} complete buckets wait up to {quantities.ns(held.held_ns)} for {held.holder}, "
             "which is in a bucket before them."
         )
     return lines
@@ -139,16 +146,22 @@ def _against(best: CapPrediction, found: Prediction) -> str:
 
 
 def _sweep(best: CapPrediction, found: Prediction) -> str:
-    """The command that measures the best beside the capture."""
-    own = best.cap_mb if best.is_captured or found.captured_cap_mb is None else found.captured_cap_mb
-    caps = sorted({own, best.cap_mb})
-    chosen = f" --caps {','.join(f'{cap:g}' for cap in caps)}" if len(caps) > 1 else ""
+    """The command that measures the best beside the capture; beside the fastest with other buckets when it is the capture."""
+    others = [row for row in found.rows if row.buckets != best.buckets]
+    other = min(others, key=lambda row: row.step_ns).cap_mb if best.is_captured and others else found.captured_cap_mb
+    mine = found.captured_cap_mb if best.is_captured else best.cap_mb
+    caps = sorted({DEFAULT_CAP_MB if cap is None else cap for cap in (mine, other)})
+    if len(caps) == 1:
+        caps = sorted({*caps, *FEW_OTHERS})
+    chosen = f" --caps {','.join(f'{cap:g}' for cap in caps)}"
     return f"ddpprof sweep{chosen} -- COMMAND" if found.case is None else f"ddpprof sweep {found.case}{chosen}"
 
 
-def _caps(caps: Sequence[float]) -> str:
-    texts = [f"{cap:g}" for cap in caps]
-    return f"{' and '.join([', '.join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)} MiB"
+def _caps(caps: Sequence[float | None]) -> str:
+    """``4, 16 and 64 MiB``; DDP's default comes first."""
+    texts = ["DDP's default"] * (None in caps) + [f"{cap:g}" for cap in caps if cap is not None]
+    unit = "" if caps == [None] else " MiB"
+    return f"{' and '.join([', '.join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)}{unit}"
 
 
 def _interval(row: CapPrediction) -> str:
@@ -156,7 +169,8 @@ def _interval(row: CapPrediction) -> str:
 
 
 def _cap(row: CapPrediction) -> str:
-    return f"{row.cap_mb:g}{' *' if row.is_captured else ''}"
+    cap = "default" if row.cap_mb is None else f"{row.cap_mb:g}"
+    return f"{cap}{' *' if row.is_captured else ''}"
 
 
 def _buckets(sizes: Sequence[int]) -> str:

@@ -118,7 +118,8 @@ def conclusion(sweep: Sweep) -> str:
     best = [row for row in sweep.rows if row.cap_mb in sweep.recommended_mb and row.timing]
     if not best:
         return "No cap to recommend: none ran to its end with correct results."
-    doubt = "Provisional, see above: " if any(row.unsteady for row in best) else ""
+    shaky = [row.cap_mb for row in best if row.unsteady]
+    doubt = f"Provisional: steps were unsteady at {_caps(shaky, sweep)}. " if shaky else ""
     return doubt + " ".join([_reason(sweep, best), *_not_overlap(sweep)])
 
 
@@ -160,11 +161,13 @@ def _is_good(row: CapRow) -> bool:
 
 
 def _not_overlap(sweep: Sweep) -> Iterator[str]:
-    """A sentence where the most overlap is not the fastest."""
+    """A sentence where the most overlap, if there is any, is not the fastest."""
     hidden = [(row.overlap_ratio, row) for row in filter(_is_good, sweep.rows) if row.overlap_ratio is not None]
     ratio, most = max(hidden, key=lambda pair: pair[0], default=(None, None))
-    if most is not None and most.cap_mb not in sweep.recommended_mb:
-        yield f"Most of the communication is hidden at {_mib(most)} ({quantities.share(ratio)}): overlap is not time saved."
+    if most is not None and ratio and most.cap_mb not in sweep.recommended_mb:
+        share = quantities.share(ratio)
+        words = f"{_mib(most)} hides the largest share of communication ({share}) and is not the fastest"
+        yield f"{words}: overlap is not time saved."
 
 
 def _caps(caps: Sequence[float], sweep: Sweep) -> str:

@@ -15,8 +15,8 @@ EVIDENCE = {
 QUESTION = "Is my communication hidden?"
 CAUSE_QUESTION = "What holds the step back?"
 FEW_STEPS = 5
-HARDLY = 0.05
-"""A share below this is hardly any."""
+HARDLY, MOSTLY = 0.05, 2 / 3
+"""A share below the first is hardly any, one from the second on is most."""
 
 
 def scope(analysis: Analysis) -> str:
@@ -32,9 +32,13 @@ def answer(analysis: Analysis) -> str:
     rows = [row for row in analysis.ranks if OPAQUE not in row.unreliable]
     if not rows:
         return f"Cannot be told: {WARNING_CODES[OPAQUE]}."
-    hidden = [(ratio, row) for row in rows if (ratio := row.overlap_ratio) is not None]
-    if not hidden:
+    told = [(ratio, row) for row in rows if (ratio := row.overlap_ratio) is not None]
+    if not told:
         return f"Nothing to hide: no communication was found on {names(rows, analysis)}."
+    hidden = [(ratio, row) for ratio, row in told if row.n_compute]
+    if not hidden:
+        every = names([row for _, row in told], analysis)
+        return f"Cannot be told: no compute was found on {every} for communication to hide behind."
     ratio, worst = min(hidden, key=lambda pair: (pair[0], -pair[1].exposed_comm_ns))
     best_ratio, best = max(hidden, key=lambda pair: pair[0])
     most = max((row for _, row in hidden), key=lambda row: row.exposed_comm_ns)
@@ -51,7 +55,7 @@ def answer(analysis: Analysis) -> str:
     else:
         text += f"{row_name(worst, analysis)} (worst), {quantities.share(best_ratio)} on {row_name(best, analysis)} (best)"
     some = "Hardly" if best_ratio < HARDLY else "Not on every rank"
-    word = "Mostly" if ratio >= 0.5 else "Partly" if ratio >= HARDLY else some
+    word = "Mostly" if ratio >= MOSTLY else "Partly" if ratio >= HARDLY else some
     text = f"{word}{place}: {text}; {_exposed(worst, analysis)}"
     return f"{text}." if most.exposed_comm_ns == worst.exposed_comm_ns else f"{text}; {_exposed(most, analysis)} (most)."
 
@@ -80,6 +84,9 @@ def cautions(analysis: Analysis) -> list[str]:
     silent = [row for row in rows if row.overlap_ratio is None and OPAQUE not in row.unreliable]
     if silent and len(silent) < len(rows):
         found.append(f"No communication was found on {names(silent, analysis)}.")
+    blind = [row for row in rows if row.n_comm and not row.n_compute and OPAQUE not in row.unreliable]
+    if blind and len(blind) < len(rows):
+        found.append(f"No compute was found on {names(blind, analysis)}: what is hidden there cannot be told.")
     if analysis.window == "step" and min(row.steps for row in rows) < FEW_STEPS:
         found.append(f"Fewer than {FEW_STEPS} complete steps: another step may well differ.")
     if any(row.overlap_ns for row in rows):

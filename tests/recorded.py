@@ -32,7 +32,7 @@ def recorded(
     ranks: int = 2,
     order: Sequence[int] = (2, 1, 0),
     count: int | None = None,
-    cap_mb: float = 1,
+    cap_mb: float | None = 1,
     steps: Sequence[int] = (3, 4, 5, 6, 7),
     captured: int = 8,
     ms_per_mib: int = 4,
@@ -103,7 +103,7 @@ def timeline(ranks: int, order: Sequence[int], records: Records, *, start_us: in
     return "\n".join(lines)
 
 
-def _run(rank: int, ranks: int, cap_mb: float, captured: int, device: str) -> RunRecord:
+def _run(rank: int, ranks: int, cap_mb: float | None, captured: int, device: str) -> RunRecord:
     return RunRecord(
         rank=rank, world_size=ranks, case="", device=device, backend="gloo" if device == "cpu" else "nccl",
         bucket_cap_mb=cap_mb, iterations=5, seed=0, torch_version="2.13.0", captured_step=captured,

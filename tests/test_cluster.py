@@ -84,9 +84,14 @@ def test_nobody_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         inputs.survey([folder], Options(), cluster="tcp://127.0.0.1:1")
 
 
-def test_no_address(folder: Path) -> None:
-    with pytest.raises(ToolError, match="no Dask scheduler answers"):
-        inputs.survey([folder], Options(), cluster="nonsense://")
+@pytest.mark.parametrize(
+    ("address", "why"), [("nonsense://", "unknown address scheme"), ("127.0.0.1", "missing port number"), ("", "missing port")]
+)
+def test_no_address(folder: Path, monkeypatch: pytest.MonkeyPatch, address: str, why: str) -> None:
+    """A Client is not even begun: one that cannot take its address apart hangs, and complains, when it is forgotten."""
+    monkeypatch.setattr(distributed, "Client", None)
+    with pytest.raises(ToolError, match=f"^{address}: no Dask scheduler answers: {why}"):
+        inputs.survey([folder], Options(), cluster=address)
 
 
 def test_no_workers(folder: Path) -> None:

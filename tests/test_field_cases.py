@@ -1438,6 +1438,7 @@ def test_kind_a_kernel_without_correlation_has_no_launch_and_is_left_out_of_step
 def test_kind_a_clip_says_so(analyze):
     found = analyze(OVERLAP_50, meta={"EXPORT_PARAM_TIMES_TO_EXPORT": "1s/2s"})
     assert "the export is a clip" in told(found, "capture-incomplete")
+    assert only(found).unreliable == ("capture-incomplete",)
 
 
 def test_kind_ranks_that_did_unequal_numbers_of_collectives(analyze):

@@ -14,7 +14,7 @@ from nsight import NCCL, K, build
 from stubs import COPIES, fake_nsys
 
 import ddpprof
-from ddpprof import inputs, nsys
+from ddpprof import inputs, nsys, results
 from ddpprof.analysis.part import Options
 from ddpprof.analysis.timeline import timeline
 from ddpprof.errors import InputError, ToolError, UsageError
@@ -162,11 +162,25 @@ def test_a_folder_of_runs_names_them(tmp_path):
         inputs.read([tmp_path])
 
 
+def test_our_results_database_is_no_report(tmp_path):
+    url = f"sqlite:///{tmp_path}/results.sqlite"
+    results.append(url, [])
+    (tmp_path / "delay_cap4").mkdir()
+    (tmp_path / "delay_cap4" / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=r"no report in this folder\nRuns in it: .*/delay_cap4$"):
+        inputs.read([tmp_path])
+    with pytest.raises(InputError, match=r"our results database, not a report\nSee it with: .* --results " + url):
+        inputs.read([tmp_path / "results.sqlite"])
+
+
 def test_what_is_not_there_names_the_two_causes(tmp_path):
-    with pytest.raises(
-        InputError, match=r"no such report or run folder\nEither the capture range never opened .* or nsys wrote it"
-    ):
+    with pytest.raises(InputError, match=r"no such report\nEither the capture range never opened .* or nsys wrote it"):
         inputs.read([tmp_path / "a.sqlite"])
+    with pytest.raises(InputError, match=r"runz: no such file or folder\nGive a report, a run folder or a folder of reports"):
+        inputs.read([tmp_path / "runz"])
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(InputError, match=r"runz: no such file or folder\nDid you mean .*/runs\?"):
+        inputs.read([tmp_path / "runz"])
     with pytest.raises(UsageError, match="nothing to analyze"):
         inputs.read([])
 

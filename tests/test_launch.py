@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from contextlib import suppress
@@ -106,6 +107,22 @@ def test_a_command_that_is_not_there_is_an_error(tmp_path):
         launch.run(["no-such-torchrun"], env=os.environ, log_dir=tmp_path)
 
 
+def test_nsys_has_a_temporary_folder_of_its_own_that_goes_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = """
+        import os, pathlib
+        place = pathlib.Path(os.environ["TMPDIR"])
+        (place / "nsys-report.qdstrm").write_text("SECRET=1")
+        print(place, oct(place.stat().st_mode & 0o777))
+    """
+    for command, is_own in ((python(program), False), ([*python(program), "--env-var=TMPDIR=/scratch"], True)):
+        launch.run(command, env={"TMPDIR": str(tmp_path)}, log_dir=tmp_path)
+        place, mode = (tmp_path / "stdout.log").read_text().split()
+        assert (Path(place).parent == tmp_path, Path(place).exists()) == (is_own, not is_own)
+        assert not is_own or mode == "0o700"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nsys-report.qdstrm", "stderr.log", "stdout.log"]
+
+
 FAMILY = """
     import os, signal, sys, time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -165,10 +182,11 @@ def interrupted(folder: Path, command: list[str], number: int, n_processes: int)
         from pathlib import Path
         from ddpprof import cli, launch
         signal.signal(signal.SIGTERM, cli._interrupt)
-        env = launch.environment({{"MARK": {str(folder)!r}, "TMPDIR": {str(folder / "tmp")!r}}})
+        env = launch.environment({{"MARK": {str(folder)!r}}})
         launch.run({command!r}, env=env, log_dir=Path({str(folder)!r}), say=lambda line: print(line, flush=True))
     """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(driver)], stdout=-1, stderr=-1, text=True)
+    script, env = textwrap.dedent(driver), {**os.environ, "TMPDIR": str(folder / "tmp")}
+    child = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=-1, stderr=-1, text=True)
     try:
         wait_for(folder / "pids", n_processes)
         child.send_signal(number)
@@ -204,7 +222,7 @@ def test_an_interrupted_nsys_leaves_neither_job_nor_agent(tmp_path):
         pytest.skip(f"no real nsys: {error.message}")
     command = nsys.profile_command(tool, tmp_path / "report", [*python(SLEEPER), str(tmp_path / "pids")], has_cuda=False)
     interrupted(tmp_path, command, signal.SIGINT, 1)
-    assert sorted(path.name for path in (tmp_path / "tmp").iterdir() if path.is_file()) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------------------ the reasons
@@ -357,3 +375,12 @@ def test_a_port_in_use_or_out_of_range_is_a_problem():
         assert launch.port_problem(port) == f"port {port}: address already in use"
     assert launch.port_problem(port) is None
     assert "not a port number" in launch.port_problem(70000)
+
+
+def test_the_last_lines_are_those_of_the_rank_that_failed():
+    account = "E1130 02:00:00.000000 7 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: 1)\n"
+    stderr = f"a warning\n[rank1]: line 8\n[rank1]: ValueError: x\n[rank0]: RuntimeError: closed by peer\n{account}"
+    assert launch.last_lines(stderr, "rank 1 of 2 failed: ValueError: x") == "[rank1]: line 8\n[rank1]: ValueError: x"
+    assert launch.last_lines(stderr, "rank 1 failed", 1) == "[rank1]: ValueError: x"
+    assert launch.last_lines(stderr, "the job failed", 2) == "[rank1]: ValueError: x\n[rank0]: RuntimeError: closed by peer"
+    assert launch.last_lines("", "rank 1 failed") == ""

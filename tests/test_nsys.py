@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,8 @@ def test_the_cache_is_where_the_environment_says(monkeypatch):
 # ------------------------------------------------------------------------------------------------ the command line
 
 
-def test_a_cpu_run_is_recorded_whole():
+def test_a_cpu_run_is_recorded_whole(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/scratch")
     assert nsys.profile_command(OLD, Path("run/report.nsys-rep"), ["python", "train.py"], has_cuda=False) == [
         "/opt/nsys",
         "profile",
@@ -121,6 +123,7 @@ def test_a_cpu_run_is_recorded_whole():
         "--kill=none",
         "--force-overwrite=true",
         "--output=run/report",
+        "--env-var=TMPDIR=/scratch",
         "python",
         "train.py",
     ]
@@ -143,6 +146,16 @@ def test_event_tracing_is_switched_off_only_where_the_switch_exists():
 def test_each_rank_can_have_its_own_report():
     command = nsys.profile_command(OLD, Path("a/report.nsys-rep"), ["train"], has_cuda=False, report_rank_pattern=True)
     assert "--output=a/report.rank%q{RANK}" in command
+
+
+def test_a_command_with_nsys_is_known():
+    assert nsys.has_nsys(["torchrun", *nsys.profile_command(OLD, Path("r"), ["train"], has_cuda=False)])
+    assert not nsys.has_nsys(["torchrun", "train.py"])
+
+
+def test_a_temporary_folder_that_nsys_cannot_be_told_of_is_shared_with_it(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/scratch,1")
+    assert not nsys.has_nsys(nsys.profile_command(OLD, Path("r"), ["train"], has_cuda=False))
 
 
 def test_a_percent_sign_in_a_path_is_no_pattern():

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,7 +23,7 @@ import pytest
 from nsight import N, build
 from stubs import COPIES, fake_nsys
 
-from ddpprof import launch, machine, profiling, rundir
+from ddpprof import launch, machine, profiling, results, rundir
 from ddpprof import nsys as nsight
 from ddpprof.errors import DdpprofError, InputError, ToolError, UsageError, WorkloadError
 from ddpprof.launch import Finished
@@ -748,7 +749,9 @@ def test_a_job_that_shows_nothing_is_an_error_and_keeps_its_capture(captures):
     assert caught.value.message.startswith("the job ran, but its capture shows nothing to measure: no GPU kernels in report")
     assert not isinstance(caught.value, InputError)
     assert caught.value.hint is not None
-    assert caught.value.hint.endswith("The capture is kept in runs/job.")
+    assert "with ddpprof.timed_step(number):" in caught.value.hint
+    assert "ddpprof.watch(ddp)" in caught.value.hint
+    assert caught.value.hint.endswith("(docs/own-reports.md). The capture is kept in runs/job.")
     assert {"manifest.json", "report.nsys-rep", "report.sqlite"} <= files("runs/job")
 
 
@@ -765,8 +768,55 @@ def test_a_job_that_shows_nothing_does_not_replace_a_run_that_does(captures):
 def test_a_job_of_yours_that_fails_is_explained_without_a_number_of_ranks(captures):
     summary = "  rank      : 5 (local_rank: 5)\n  exitcode  : 1 (pid: 9)\n"
     captures(lambda run: None, status=1, stderr=f"[rank5]: ValueError: shapes differ\n{summary}")
-    with pytest.raises(WorkloadError, match=r"^rank 5 failed: ValueError: shapes differ$"):
+    with pytest.raises(
+        WorkloadError, match=r"^rank 5 failed: ValueError: shapes differ\nIts output is kept in runs/job\.failed\.log\.$"
+    ):
         profile_job(["train"], SETTINGS, uses_range=False)
+
+
+def test_what_a_failed_job_wrote_is_kept_for_its_owner_and_told_to_who_asks(captures):
+    """The error's cause is what ``--verbose`` shows; the file goes once the job ends well."""
+    summary = "E1130 02:00:00.000000 7 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: 1)\n"
+    captures(lambda run: None, status=1, stderr=f"Traceback\n  line 7\nValueError: shapes differ\n{summary}")
+    with pytest.raises(ToolError) as caught:
+        profile_job(["train.py"], SETTINGS, uses_range=False)
+    kept = Path("runs/train.failed.log")
+    assert (files("runs"), kept.stat().st_mode & 0o777) == ({kept.name}, 0o600)
+    assert kept.read_text().count("ValueError: shapes differ") == 2  # stdout and stderr, which are the same here
+    seen = "".join(traceback.format_exception(caught.value))
+    assert "the job's last lines:\nTraceback\n  line 7\nValueError: shapes differ\n" in seen
+    assert "elastic" not in seen
+    captures(own)
+    profile_job(["train.py"], SETTINGS, uses_range=False)
+    assert files("runs") == {"train"}
+
+
+def test_marks_without_compute_are_said_to_need_it(captures):
+    def silent(run: RunDir) -> None:
+        names = ("rank/0/world/1", "step/0", "allreduce/0")
+        build(run.nsys_report(), [N(0, 100 - at, name, domain="ddpprof") for at, name in enumerate(names)])
+
+    said: list[str] = []
+    captures(silent)
+    profile_job(["train"], SETTINGS, uses_range=False, say=said.append)
+    assert said == ["no compute is marked: without a GPU mark it as compute/I to see what overlaps (docs/own-reports.md)"]
+
+
+def test_a_range_that_nothing_can_open_is_said_not_to_be_used(captures):
+    said: list[str] = []
+    captures(own, own)
+    profile_job(["train"], SETTINGS, uses_range=True, say=said.append)
+    assert said == ["--range: not used without CUDA, where nothing can open it: the whole job is recorded"]
+    profile_job(["train"], SETTINGS, uses_range=False, say=said.append)
+    assert len(said) == 1
+
+
+def test_own_jobs_are_kept_under_the_names_of_their_scripts(captures):
+    url = "sqlite:///runs/results.sqlite"
+    captures(own, own)
+    for script in ("mine.py", "other.py"):
+        profile_job(["torchrun", script], replace(SETTINGS, results=url), uses_range=False)
+    assert [name for name, *_ in results.cases(url)] == ["mine", "other"]
 
 
 def test_a_job_without_nsys_is_an_error(captures, no_nsys):

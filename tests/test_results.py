@@ -15,6 +15,7 @@ from pathlib import Path
 
 import captured
 import pytest
+from nsight import K, build
 
 from ddpprof import inputs, results
 from ddpprof.analysis.part import Options
@@ -94,8 +95,39 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkey
     monkeypatch.setattr(results, "ADDED", {2: {"ddpprof_runs": ("evidence",), "no_such_table": ()}, 3: {}})
     monkeypatch.setattr(results, "VERSION", 4)
     with pytest.raises(KeyError):
-        results.history(url, "delay_cap4")
+        results.append(url, [RUN])
     assert (tmp_path / "old.sqlite").read_bytes() == before
+
+
+def test_reading_writes_nothing(tmp_path: Path) -> None:
+    url, path = older(tmp_path / "old.sqlite"), tmp_path / "old.sqlite"
+    before = path.read_bytes()
+    assert len(results.history(url, "delay_cap4")) == 1
+    assert [case for case, *_ in results.cases(url)] == ["delay_cap4", "delay_cap64"]
+    assert path.read_bytes() == before
+    assert [item.name for item in tmp_path.iterdir()] == ["old.sqlite"]
+
+
+def test_a_database_of_somebody_else_is_neither_read_nor_written(tmp_path: Path) -> None:
+    path, said = build(tmp_path / "report.sqlite", [K(0, 7, 0, 100)]), []
+    before, url = path.read_bytes(), f"sqlite:///{path}"
+    for read in (lambda: results.cases(url), lambda: results.history(url, "delay_cap4")):
+        with pytest.raises(InputError, match=r"report\.sqlite: no results in it\n"):
+            read()
+    results.keep(url, [RUN], said.append)
+    assert said == [f"results not kept: {path}: holds other tables than results\nKeep results elsewhere with --results URL."]
+    assert path.read_bytes() == before
+
+
+def test_an_empty_file_holds_no_results_and_takes_some(tmp_path: Path) -> None:
+    (tmp_path / "empty.sqlite").touch()
+    url = f"sqlite:///{tmp_path}/empty.sqlite"
+    with pytest.raises(InputError, match="no results in it"):
+        results.cases(url)
+    assert not results.is_results(tmp_path / "empty.sqlite")
+    results.append(url, [RUN])
+    assert results.history(url, "delay_cap4") == (RUN,)
+    assert results.is_results(tmp_path / "empty.sqlite")
 
 
 def test_a_newer_schema_is_refused_and_not_touched(url: str, tmp_path: Path) -> None:

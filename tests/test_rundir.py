@@ -309,21 +309,30 @@ def test_a_full_disk_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.M
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "content", [{"thesis.tex": "my work"}, {"sub/": ""}, {MANIFEST: '{"name": "web app"}', "app.js": ""}, None]
-)
-def test_somebodys_work_is_never_replaced(tmp_path: Path, content: dict[str, str] | None) -> None:
+@pytest.mark.parametrize("content", [{"thesis.tex": "my work"}, {"sub/": ""}, {MANIFEST: '{"name": "web app"}', "app.js": ""}])
+def test_somebodys_work_is_never_replaced(tmp_path: Path, content: dict[str, str]) -> None:
     path = tmp_path / "run"
-    if content is None:
-        path.write_text("a file")
-    else:
-        path.mkdir()
-        for name, text in content.items():
-            (path / name).mkdir() if name.endswith("/") else (path / name).write_text(text)
+    path.mkdir()
+    for name, text in content.items():
+        (path / name).mkdir() if name.endswith("/") else (path / name).write_text(text)
     before = tree(tmp_path)
     with pytest.raises(DdpprofError, match="exists and is not a run folder\nChoose another place with -o; nothing was changed"):
         make(path)
     assert tree(tmp_path) == before
+
+
+def test_a_file_where_a_folder_must_be_is_told_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    with pytest.raises(DdpprofError, match=rf"^{path}: is a file, not a folder\nChoose another place with -o"):
+        make(path)
+    for folder in (path, path / "run"):
+        said = rf"^{folder}: cannot be written: {path} is a file, not a folder\nChoose another place\.$"
+        with pytest.raises(DdpprofError, match=said), whole_files(folder):
+            raise AssertionError("not reached")
+    with pytest.raises(DdpprofError, match=rf"cannot be written: {path} is a file, not a folder"):
+        make(path / "run")
+    assert tree(tmp_path) == {"notes": "mine"}
 
 
 def test_a_link_to_a_run_is_replaced_and_the_run_it_pointed_to_is_kept(tmp_path: Path) -> None:

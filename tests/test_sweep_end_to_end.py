@@ -66,7 +66,7 @@ def test_a_script_of_ones_own_is_swept_by_the_times_that_it_takes_itself(tmp_pat
     script = (TRAIN, "--steps", "10", "--width", "256")
     done = ddpprof("sweep", "--caps", "0.25,25", "--rounds", "1", "--device", "cpu", "--", *TORCHRUN, *script, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "runs" / "sweep" / "job" / "summary.json").read_text())
+    found = json.loads((tmp_path / "runs" / "sweep" / "train" / "summary.json").read_text())
     assert (found["timed_by"], found["world_size"], found["sameness"]) == ("timed-steps", 2, None)
     layer = 4 * (256 * 256 + 256)
     assert [row["bucket_bytes"] for row in found["rows"]] == [[layer] * 8, [8 * layer]]

@@ -308,13 +308,21 @@ def test_a_job_that_fails_at_one_cap_keeps_the_other(played: Played) -> None:
     assert found.recommended_mb == (4,)
 
 
-def test_your_own_sweep_is_kept_as_job(played: Played, tmp_path: Path) -> None:
+def test_a_job_that_fails_at_every_cap_tells_the_cause_and_no_file_that_is_gone(played: Played, tmp_path: Path) -> None:
+    played.fails = lambda kind, cap, number: True
+    with pytest.raises(ToolError) as caught:
+        sweep_job(["train"], (4, 64), 1, SETTINGS, uses_range=False)
+    assert caught.value.hint == "Run it once with `ddpprof profile`, which keeps what it leaves."
+    assert not list(tmp_path.glob("runs/sweep/*"))
+
+
+def test_your_own_sweep_is_kept_under_the_name_of_its_script(played: Played, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/results.sqlite"
-    sweep_job(["train", "--token=hush"], (4, 64), 1, replace(SETTINGS, results=url), uses_range=False)
-    kept = results.history(url, "job")
+    sweep_job(["train.py", "--token=hush"], (4, 64), 1, replace(SETTINGS, results=url), uses_range=False)
+    kept = results.history(url, "train")
     assert [(run.kind, run.bucket_cap_mb, run.timing and run.timing.median_ns) for run in kept] == [
         ("sweep", 4, 100_010),
         ("sweep", 64, 200_010),
     ]
-    for path in [tmp_path / "results.sqlite", *(tmp_path / "runs" / "sweep" / "job").glob("summary.*")]:
+    for path in [tmp_path / "results.sqlite", *(tmp_path / "runs" / "sweep" / "train").glob("summary.*")]:
         assert b"hush" not in path.read_bytes()

@@ -71,7 +71,7 @@ def watch(ddp: DistributedDataParallel) -> None:
         case="",
         device="cuda" if is_cuda else "cpu",
         backend=dist.get_backend(ddp.process_group),
-        bucket_cap_mb=ddp._get_ddp_logging_data()["bucket_cap_bytes"] / 2**20,
+        bucket_cap_mb=_cap_mb(ddp),
         iterations=0,
         seed=0,
         torch_version=torch.__version__,
@@ -81,6 +81,11 @@ def watch(ddp: DistributedDataParallel) -> None:
     recorder.step = OUTSIDE
     recorder.watch(ddp)
     atexit.register(recorder.write, RunDir(Path(folder)))
+
+
+def _cap_mb(ddp: DistributedDataParallel) -> float | None:
+    """The cap that ``ddp`` was given, None when it was left at DDP's default, whose first bucket is smaller."""
+    return None if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap / 2**20
 
 
 _watched: dict[str, Recorder] = {}

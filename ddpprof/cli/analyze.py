@@ -72,6 +72,10 @@ def analyze(progress: Progress, /, inputs: tuple[Path, ...], form: str, folder: 
         whole_capture=flags["whole_capture"],
         buckets=True if flags["buckets"] else None,
     )
+    if folder is not None:
+        from ddpprof.reports import files
+
+        files.check_place(folder, inputs)
     surveyed = sources.survey(
         inputs,
         options,
@@ -92,8 +96,6 @@ def analyze(progress: Progress, /, inputs: tuple[Path, ...], form: str, folder: 
         return timeline(surveyed.pictured, replace(options, compute=found.focus.pattern if found.focus else None))
 
     if folder is not None:
-        from ddpprof.reports import files
-
         files.write(folder, shown, picture(), records)
         progress.say(f"reports are in {folder}")
     if form == "text":

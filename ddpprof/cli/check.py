@@ -48,6 +48,8 @@ def check(
     """
     from ddpprof.reports import junit as junit_report
 
+    if junit is not None:
+        junit_report.check_replaceable(junit)
     results = _results(inputs, case_name, expect, compute, comm, ranks, progress)
     if junit is not None:
         junit_report.write(junit, results)
@@ -55,13 +57,23 @@ def check(
     unreliable = {result.rank: result.unreliable for result in results if result.unreliable}
     for rank, codes in unreliable.items():
         click.echo(f"CAUTION  {rank}: {'; '.join(map(junit_report.unreliable_line, codes))}")
-    names = list(dict.fromkeys(result.expectation for result in results))
-    n_ranks = len({result.rank for result in results})
-    n_good = n_ranks - len({result.rank for result in results if result.verdict != "pass"})
-    limits = f", numbers unreliable on {len(unreliable)}" if unreliable else ""
-    click.echo(f"{'not ok' if status else 'ok'}: {', '.join(names)} on {n_good} of {n_ranks} ranks{limits}")
+    limits = f"; numbers unreliable on {len(unreliable)}" if unreliable else ""
+    click.echo(f"{'not ok' if status else 'ok'}: {summary(results)}{limits}")
     if status:
         raise click.exceptions.Exit(status)
+
+
+def summary(results: Sequence[Result]) -> str:
+    """What holds on all ranks; else each expectation that does not, with on how many ranks it fails or cannot be told."""
+    n_ranks = len({result.rank for result in results})
+    names = list(dict.fromkeys(result.expectation for result in results))
+    found = [
+        f"{name} {word} on {n} of {n_ranks} ranks"
+        for name in names
+        for verdict, word in (("fail", "does not hold"), ("unknown", "cannot be told"))
+        if (n := len({item.rank for item in results if (item.expectation, item.verdict) == (name, verdict)}))
+    ]
+    return ", ".join(found) or f"{', '.join(names)} on {n_ranks} of {n_ranks} ranks"
 
 
 def tell(results: Sequence[Result]) -> int:

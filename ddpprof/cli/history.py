@@ -17,7 +17,7 @@ from ddpprof.cli import examples, results_option
 )
 @results_option
 def history(case: str | None, limit: int | None, form: str, results: str) -> None:
-    """The runs of a case that were kept, newest last; your own jobs are kept as `job`. Without CASE: which cases have runs.
+    """The runs of a case that were kept, newest last; of your own job by its script's name. Without CASE: which have runs.
 
     A change is marked where the spread sets a run's step apart from the median of the runs before it.
     """

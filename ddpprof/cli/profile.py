@@ -15,13 +15,25 @@ OF_CASES = ("ranks", "share_gpu", "capture", "report_per_rank", "iterations", "s
 """Options that your own job has no use for."""
 
 
+LAUNCHERS = {"torchrun", "python", "python3", "accelerate", "mpirun", "srun"}
+"""Words that begin a program and name no case."""
+
+
 class CaseOrCommand(click.Command):
-    """A command whose own words end at ``--``; what follows is somebody's program, kept in ``ctx.meta["program"]``."""
+    """A command whose own words end at ``--``; what follows is somebody's program, kept in ``ctx.meta["program"]``.
+
+    Raises UsageError for a program without ``--`` before it.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
             args, ctx.meta["program"] = args[:at], args[at + 1 :]
+        for before, word in zip(["", *args], args, strict=False):
+            if (word in LAUNCHERS or word.endswith((".py", ".sh"))) and before not in ("-o", "--output", "--nsys"):
+                script = next((other for other in args if other.endswith((".py", ".sh"))), "train.py")
+                example = f"{ctx.command_path} -- torchrun --nproc-per-node 4 {script}"
+                raise UsageError(f"{word}: your own job goes after --", f"As in: {example}")
         return super().parse_args(ctx, args)
 
 

@@ -183,6 +183,14 @@ def test_without_communication_overlap_cannot_be_told(report: Path) -> None:
     assert verdicts(silent, "buckets==0") == verdicts(silent, "n_comm==0") == ["pass"]
 
 
+def test_without_compute_overlap_cannot_be_told(report: Path) -> None:
+    blind = job.analyze([load.read(build(report, "K dev0 s16 0..100 NCCL launch=1..2"))])
+    for text in ("overlap==0", "overlap_ratio>=0.6", "exposed_comm>0", "tail>0", "compute==0", "launched_early==0"):
+        (result,) = results(blind, text)
+        assert (result.verdict, result.seen) == ("unknown", "no compute in the window")
+    assert verdicts(blind, "n_compute==0") == verdicts(blind, "comm_us==100") == ["pass"]
+
+
 def test_what_is_not_defined_cannot_be_told(report: Path) -> None:
     no_launches = job.analyze([load.read(build(report, "K dev0 s7 0..100 GEMM\nK dev0 s16 0..100 NCCL"))])
     (result,) = results(no_launches, "launched_early>=1")

@@ -49,7 +49,7 @@ def row(step_ns: int = STEP, *, rank: int | None = 0, **other: Any) -> RankRow:
         "device_name": None,
         "gpu": None,
         "is_time_sliced": False,
-        "steps": 1,
+        "steps": 5,
         "n_compute": 10,
         "n_comm": 2,
         "n_memory": 0,
@@ -452,6 +452,12 @@ def test_one_stream_for_all_is_a_setting_and_nothing_else() -> None:
     shared = of(parked(400), shown=row(exposed_comm_ns=400, compute_only_ns=500), is_same_stream=True)
     assert found(shared) == [("settings", "warning", 400)]
     assert "compute stream" in reason(shared, "communication-slow")
+    assert "async_op=True" in one(shared, code="settings").advice
+
+
+def test_sends_and_receives_on_the_compute_stream_want_a_stream_of_their_own() -> None:
+    shared = of(step(), shown=row(exposed_comm_ns=400, compute_only_ns=500), is_same_stream=True, is_point_to_point=True)
+    assert one(shared, code="settings").advice.startswith("Send and receive on a stream of their own")
 
 
 @pytest.mark.parametrize(
@@ -522,8 +528,29 @@ def test_what_cannot_be_seen_is_not_judged() -> None:
         "CUDA graphs were captured whole, what runs in them cannot be seen: capture with --cuda-graph-trace=node"
     }
     assert len(judge([])[1]) == len(RULES)
-    cut = of(step(), shown=row(unreliable=("capture-incomplete",)))
+    cut = of(step(), shown=row(steps=0, unreliable=("capture-incomplete",)))
     assert {item.reason for item in judge([cut])[1]} == {"no step is complete"}
+
+
+def test_complete_steps_of_a_report_that_was_cut_off_are_judged() -> None:
+    rank = of(step(waited_ns=300, n_waits=1), shown=row(unreliable=("capture-incomplete",)))
+    assert found(rank) == [("synchronisation-wait", "warning", 300)]
+
+
+def test_where_no_compute_is_seen_only_what_does_not_rest_on_it_is_judged() -> None:
+    blind = of(step(waited_ns=300, n_waits=1), across=others(900), shown=row(n_compute=0, is_time_sliced=False))
+    assert found(blind) == [("straggler-rank", "warning", 900)]
+    unsaid = {item.code for item in judge([blind])[1] if item.reason.startswith("no compute was found")}
+    assert unsaid == set(CAUSES) - {"straggler-rank", "periodic-spikes", "settings"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "sure", "told"), [(5, "high", None), (4, "medium", 4), (1, "medium", 1), (0, "medium", None)]
+)
+def test_nothing_is_sure_that_rests_on_few_steps(steps: int, sure: str, told: int | None) -> None:
+    rank = of(step(is_step=steps > 0), across=others(900), shown=row(steps=steps))
+    finding = one(rank, code="straggler-rank")
+    assert (finding.sure, finding.evidence.get("n_steps")) == (sure, told)
 
 
 def test_a_whole_capture_is_no_step() -> None:

@@ -19,7 +19,7 @@ import pytest
 from oracle import by_sweep
 
 from ddpprof import marks
-from ddpprof.analysis import kineto_json
+from ddpprof.analysis import job, kineto_json
 from ddpprof.analysis.kineto_reader import read
 from ddpprof.errors import InputError, UsageError
 from ddpprof.model import MISSING, Device, Process, Source, Trace
@@ -459,6 +459,23 @@ def test_a_file_that_breaks_off_is_read_up_to_there(tmp_path: Path, suffix: str)
     assert spans(trace) == [(2_000 * at, 2_000 * at + 1_000) for at in range(n)]
     message = "the file is cut off or damaged: what follows its last whole event is missing"
     assert warnings(trace)[0] == ("capture-incomplete", message)
+    assert trace.is_incomplete
+    assert not read(write(tmp_path / "whole.json", K(0, 1))).is_incomplete
+
+
+def test_of_a_file_that_breaks_off_the_last_step_is_not_complete(path: Path) -> None:
+    """A file of host ranges tells them in order of time: step 2 has its own range, and half of what was in it."""
+    step = (U(100 * at, 90, f"step/{at}") for at in (0, 1, 2))
+    rows = [
+        row
+        for at, own in enumerate(step)
+        for row in (own, U(100 * at + 5, 40, marks.delay(0)), U(100 * at + 30, 50, "gloo:all_reduce", thread=21))
+    ]
+    text = write(path, *rows).read_text()
+    path.write_text(text[: text.rindex('"gloo:all_reduce"')])
+    (row,) = (found := job.analyze([read(path)])).ranks
+    assert [(item.step, item.complete) for item in found.breakdown] == [(0, True), (1, True), (2, False)]
+    assert (row.steps, row.unreliable) == (1, ("capture-incomplete",))
 
 
 @pytest.mark.parametrize(

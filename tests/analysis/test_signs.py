@@ -266,7 +266,18 @@ def test_a_whole_capture_is_no_step(report: Path) -> None:
 
 
 def test_communication_on_the_compute_stream(report: Path) -> None:
-    assert look(report, "K dev0 s7 0..10 GEMM launch=-2..-1\nK dev0 s7 10..20 NCCL launch=-1..0").is_same_stream
+    found = look(report, "K dev0 s7 0..10 GEMM launch=-2..-1\nK dev0 s7 10..20 NCCL launch=-1..0")
+    assert (found.is_same_stream, found.is_point_to_point) == (True, False)
+
+
+@pytest.mark.parametrize(("stream", "expected"), [(7, (30, 2)), (16, (50, 1))])
+def test_what_the_compute_stream_sends_is_no_hole_in_it(report: Path, stream: int, expected: tuple[int, int]) -> None:
+    """20..70 has no compute; on the compute stream 40..60 is a send. The second send keeps the first from being the last."""
+    send = "ncclDevKernel_SendRecv"
+    rows = [K(0, 7, 0, 20), K(0, stream, 40, 60, send), K(0, 7, 70, 90), K(0, stream, 90, 99, send)]
+    found = look(report, rows)
+    assert (only(found).gaps_ns, only(found).n_gaps) == (expected[0] * US, expected[1])
+    assert (found.is_same_stream, found.is_point_to_point) == (stream == 7, True)
 
 
 def beside(alone: list[int], under: list[int]) -> list[Row]:

@@ -205,6 +205,12 @@ def test_the_cap_of_the_capture_is_always_among_the_rows(tmp_path):
     assert [(row.cap_mb, row.is_captured) for row in found.rows] == [(1, True), (64, False)]
 
 
+def test_the_default_of_the_capture_is_a_row_and_is_not_25(tmp_path):
+    records = recorded(cap_mb=None)
+    found = predict(run(tmp_path, records, ORDER), records, (25,))
+    assert [(row.cap_mb, row.is_captured) for row in found.rows] == [(None, True), (25, False)]
+
+
 def test_what_a_step_ends_with_is_what_most_steps_end_with(tmp_path, monkeypatch):
     words = iter(["compute", "latency", "latency", "latency", "latency", "bandwidth"])
     monkeypatch.setattr(whatif, "bound", lambda *_: next(words))

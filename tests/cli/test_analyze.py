@@ -240,12 +240,27 @@ def test_quiet_leaves_only_the_result(cli, gpu, tmp_path):
 
 
 def test_an_existing_folder_keeps_what_is_not_ours(cli, gpu, tmp_path):
-    for name in ("notes.txt", "summary.md"):
-        (tmp_path / name).write_text("old")
+    (tmp_path / "notes.txt").write_text("old")
+    assert cli("analyze", gpu, "-o", tmp_path).status == 0
+    (tmp_path / "summary.md").write_text("old")
     assert cli("analyze", gpu, "-o", tmp_path).status == 0
     assert names(tmp_path) == FILES | {"notes.txt", "gpu.sqlite"}
     assert (tmp_path / "notes.txt").read_text() == "old"
     assert (tmp_path / "summary.md").read_text() != "old"
+
+
+def test_neither_a_summary_of_ones_own_nor_another_run_is_written_over(cli, gpu, tmp_path):
+    (tmp_path / "summary.md").write_text("mine")
+    found = cli("analyze", gpu, "-o", tmp_path)
+    assert (found.status, found.out) == (2, "")
+    assert f"{tmp_path}/summary.md: exists and is not a report of ddpprof" in found.err
+    assert names(tmp_path) == {"gpu.sqlite", "summary.md"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text("{}")
+    found = cli("analyze", gpu, "-o", tmp_path / "run")
+    assert (found.status, found.out) == (2, "")
+    assert f"{tmp_path}/run: is the folder of another run" in found.err
+    assert names(tmp_path / "run") == {"manifest.json"}
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -272,7 +287,7 @@ def test_what_cannot_be_written_whole_is_not_written(cli, gpu, tmp_path, monkeyp
 def test_a_place_without_permission_or_of_another_kind_is_told(cli, gpu, tmp_path, monkeypatch):
     found = cli("analyze", gpu, "-o", gpu)
     assert (found.status, found.out) == (1, "")
-    assert f"{gpu}: cannot be written" in found.err
+    assert f"{gpu}: cannot be written: {gpu} is a file, not a folder" in found.err
     monkeypatch.setattr("os.access", lambda path, mode: False)
     found = cli("analyze", gpu, "-o", tmp_path / "out")
     assert (found.status, found.out) == (1, "")

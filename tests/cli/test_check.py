@@ -59,7 +59,10 @@ def one(report: Path) -> Path:
 def test_every_operator_and_unit_is_exact(cli, one, expression, holds):
     found = cli("check", one, "--expect", expression)
     assert (found.status, found.err) == (0 if holds else 3, "")
-    assert found.out.splitlines()[-1] == f"{'ok' if holds else 'not ok'}: {expression} on {int(holds)} of 1 ranks"
+    assert (
+        found.out.splitlines()[-1]
+        == (f"ok: {expression} on" if holds else f"not ok: {expression} does not hold on") + " 1 of 1 ranks"
+    )
 
 
 @pytest.mark.parametrize(("tail_ns", "status"), [(2_000_000, 0), (2_000_001, 3)])
@@ -111,7 +114,7 @@ def test_one_rank_that_fails_is_one_line_and_status_3(cli, report):
     assert (found.status, found.err) == (3, "")
     assert found.out.splitlines() == [
         "FAIL  rank 1: tail_ms<=2: tail_ms = 2.5; exposed_comm_ms<=2: exposed_comm_ms = 2.5",
-        "not ok: tail_ms<=2, overlap>0, exposed_comm_ms<=2 on 1 of 2 ranks",
+        "not ok: tail_ms<=2 does not hold on 1 of 2 ranks, exposed_comm_ms<=2 does not hold on 1 of 2 ranks",
     ]
 
 
@@ -138,8 +141,8 @@ def test_what_makes_the_numbers_unreliable_is_told_beside_the_verdict(cli, repor
     found = cli("check", build(report, UNRELIABLE), "--expect", expression, "--junit", tmp_path / "junit.xml")
     assert (found.status, found.err) == (status, "")
     line = "numbers unreliable: profiler-overhead: the profiler itself worked inside a measured step"
-    word = "ok: overlap>0 on 2" if status == 0 else "not ok: overlap==0 on 0"
-    assert found.out.splitlines()[-2:] == [f"CAUTION  rank 0: {line}", f"{word} of 2 ranks, numbers unreliable on 1"]
+    word = "ok: overlap>0 on 2" if status == 0 else "not ok: overlap==0 does not hold on 2"
+    assert found.out.splitlines()[-2:] == [f"CAUTION  rank 0: {line}", f"{word} of 2 ranks; numbers unreliable on 1"]
     first, second = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert (first.findtext("system-out"), second.find("system-out")) == (line, None)
 
@@ -148,9 +151,10 @@ def test_what_makes_the_numbers_unreliable_is_told_beside_the_verdict(cli, repor
     ("rows", "why"),
     [
         ([K(0, 7, 0, 100)], "no communication in the window"),
+        ([K(0, 16, 50, 150, NCCL)], "no compute in the window"),
         ([K(0, 7, 0, 100), K(0, 16, 50, 150, NCCL), G(0, 7, 200, 300)], "CUDA graphs hide kernels"),
     ],
-    ids=["no communication", "opaque graphs"],
+    ids=["no communication", "no compute", "opaque graphs"],
 )
 def test_what_cannot_be_told_is_status_1(cli, report, rows, why):
     found = cli("check", build(report, rows), "--expect", "overlap>0")
@@ -166,7 +170,7 @@ def test_a_missing_rank_is_status_1_and_a_failing_one_beside_it_3(cli, report):
     assert held.out.splitlines() == [
         "CANNOT TELL  rank 0: overlap>0: not in the input",
         "CANNOT TELL  rank 2: overlap>0: not in the input",
-        "not ok: overlap>0 on 1 of 3 ranks",
+        "not ok: overlap>0 cannot be told on 2 of 3 ranks",
     ]
     failed = cli("check", path, "--expect", "overlap==0")
     assert failed.status == 3
@@ -249,7 +253,7 @@ def test_the_run_that_must_fail_is_checked_by_its_records(cli, tmp_path):
     run.records(1).unlink()
     assert cli("check", run.path) == (
         3,
-        "FAIL  rank 1: expected failure: no failure recorded\nnot ok: expected failure on 1 of 2 ranks\n",
+        "FAIL  rank 1: expected failure: no failure recorded\nnot ok: expected failure does not hold on 1 of 2 ranks\n",
         "",
     )
 
@@ -302,3 +306,11 @@ def test_junit_that_cannot_be_written_is_an_error(cli, one):
     found = cli("check", one, "--expect", "overlap>0", "--junit", one / "junit.xml")
     assert (found.status, found.out) == (1, "")
     assert "junit.xml: cannot be written" in found.err
+
+
+def test_junit_never_overwrites_the_input(cli, one):
+    before = one.read_bytes()
+    found = cli("check", one, "--expect", "overlap>0", "--junit", one)
+    assert (found.status, found.out) == (2, "")
+    assert f"{one}: exists and is not JUnit XML" in found.err
+    assert one.read_bytes() == before

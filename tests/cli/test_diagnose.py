@@ -28,8 +28,8 @@ def test_the_cause_with_its_cost_evidence_and_what_to_try(cli, report: Path) -> 
     assert done.status == 0
     words = " ".join(done.out.split())
     assert "What holds the step back? bucket-scheduling on rank 0, up to 500.0 us of a step of 2.000 ms (25.0 %)" in words
-    assert "1. bucket-scheduling (warning, sure: high), rank 0 1 of 2 buckets were ready but not sent" in words
-    assert "evidence: parked 1, buckets 2, head bucket 0, exposed comm 1.000 ms try: " in words
+    assert "1. bucket-scheduling (warning, sure: medium), rank 0 1 of 2 buckets were ready but not sent" in words
+    assert "evidence: parked 1, buckets 2, head bucket 0, exposed comm 1.000 ms, steps 1 try: " in words
     assert "look at: 1.979 ms from 0.021 ms of report.sqlite, process 100" in words
     assert "- straggler-rank: only one rank has communication in the input" in done.out
 
@@ -44,7 +44,7 @@ def test_json_is_that_of_analyze(cli, report: Path) -> None:
 
 def test_markdown(cli, report: Path) -> None:
     out = cli("diagnose", build(report, HELD), "-f", "markdown").out
-    assert "## 1. bucket-scheduling (warning, sure: high), rank 0" in out
+    assert "## 1. bucket-scheduling (warning, sure: medium), rank 0" in out
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from stubs import fake_nsys
@@ -25,6 +28,13 @@ def export(*arguments: str) -> int:
     return ended.value.code
 
 
+def exported(path: Path) -> bytes:
+    """What a database with the table of every export is, made at ``path``."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE StringIds (id, value)")
+    return path.read_bytes()
+
+
 def test_the_export_lies_beside_the_report_and_its_path_is_printed(report, capsys):
     assert export("report.nsys-rep") == 0
     assert report.with_suffix(".sqlite").read_text() == "export of first"
@@ -32,9 +42,9 @@ def test_the_export_lies_beside_the_report_and_its_path_is_printed(report, capsy
 
 
 def test_an_export_that_is_up_to_date_is_said_and_kept(report, capsys):
-    report.with_suffix(".sqlite").write_text("kept")
+    before = exported(report.with_suffix(".sqlite"))
     assert export("report.nsys-rep") == 0
-    assert report.with_suffix(".sqlite").read_text() == "kept"
+    assert report.with_suffix(".sqlite").read_bytes() == before
     said = capsys.readouterr()
     assert said.out == "report.sqlite\n"
     assert "up to date" in said.err
@@ -43,7 +53,7 @@ def test_an_export_that_is_up_to_date_is_said_and_kept(report, capsys):
 
 
 def test_a_stale_export_is_noticed_and_renewed(report, capsys):
-    report.with_suffix(".sqlite").write_text("old")
+    exported(report.with_suffix(".sqlite"))
     os.utime(report.with_suffix(".sqlite"), (999, 999))
     assert export("report.nsys-rep") == 0
     assert report.with_suffix(".sqlite").read_text() == "export of first"
@@ -54,6 +64,20 @@ def test_another_place_can_be_given(report, capsys):
     assert export("report.nsys-rep", "-o", "there/out.sqlite") == 0
     assert capsys.readouterr().out == "there/out.sqlite\n"
     assert (report.parent / "there" / "out.sqlite").read_text() == "export of first"
+
+
+def test_what_is_no_export_is_replaced_only_by_force(report, capsys):
+    notes = report.parent / "notes.md"
+    notes.write_text("mine")
+    os.utime(notes, (999, 999))
+    assert export("report.nsys-rep", "-o", "notes.md") == 2
+    said = capsys.readouterr()
+    assert (said.out, notes.read_text()) == ("", "mine")
+    assert said.err == (
+        "ddpprof: notes.md: exists and is not an export of nsys\nChoose another place, or --force to replace it.\n"
+    )
+    assert export("report.nsys-rep", "-o", "notes.md", "--force") == 0
+    assert notes.read_text() == "export of first"
 
 
 def test_a_newer_report_is_an_error_in_two_lines(report, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
+from nsight import K, build
 
 from ddpprof import results
 from ddpprof.model import KeptRun, Timing
@@ -96,3 +97,11 @@ def test_a_newer_schema_is_refused(cli, kept):
     found = cli("history", "delay_cap4")
     assert (found.status, found.out) == (1, "")
     assert "results of schema version 3, newer than the 2 of this ddpprof\nUpdate ddpprof" in found.err
+
+
+def test_a_report_is_not_taken_for_a_database_of_runs(cli, kept, report):
+    before = build(report, [K(0, 7, 0, 100)]).read_bytes()
+    found = cli("history", "--results", f"sqlite:///{report}")
+    assert (found.status, found.out) == (1, "")
+    assert f"{report}: no results in it" in found.err
+    assert report.read_bytes() == before

@@ -31,7 +31,7 @@ def test_a_row_a_cap_and_a_conclusion(cli, run):
     rows = [line.split() for line in found.out.splitlines() if " last bucket  " in line]
     assert [row[0] for row in rows] == ["1", "64"]
     assert "Not modelled: " in found.out
-    assert " ".join(found.out.split()).endswith("Measure it with: ddpprof sweep delay_cap4")
+    assert " ".join(found.out.split()).endswith("Measure it with: ddpprof sweep delay_cap4 --caps 1,64")
 
 
 def test_json_and_markdown(cli, run):
@@ -48,6 +48,27 @@ def test_one_cap_will_do_and_none_will_not(cli, run):
         assert cli("predict", run, "--caps", words).status == 2
 
 
+def test_the_default_of_ddp_is_a_cap_too(cli, run):
+    """Its first bucket is 1 MiB, the next 25: of three parameters of 1 MiB the last two are in one."""
+    found = json.loads(cli("predict", run, "--caps", "default,1", "--format", "json").out)
+    assert [(row["cap_mb"], row["is_captured"], row["buckets"]) for row in found["rows"]] == [
+        (None, False, [[2], [1, 0]]),
+        (1, True, [[2], [1], [0]]),
+    ]
+    assert [
+        line.split()[0] for line in cli("predict", run, "--caps", " default").out.splitlines() if " last bucket  " in line
+    ] == [
+        "default",
+        "1",
+    ]
+
+
+def test_a_run_whose_job_did_not_watch_its_model(cli, run):
+    for path in run.glob("records.*"):
+        path.unlink()
+    refused(cli, run, "no records of its run", "ddpprof.watch(ddp)")
+
+
 def refused(cli, folder, *says: str) -> None:
     found = cli("predict", folder)
     assert (found.status, found.out) == (1, "")
@@ -57,7 +78,7 @@ def refused(cli, folder, *says: str) -> None:
 
 def test_a_report_alone_does_not_tell_when_gradients_came(cli, tmp_path):
     path = build(tmp_path / "report.sqlite", [K(0, 7, 0, 10)])
-    refused(cli, path, "no records of its run", "ddpprof profile CASE")
+    refused(cli, path, "no records of its run", "Give the run folder", "ddpprof.watch(ddp)")
 
 
 def test_records_of_an_older_version(cli, run):

@@ -115,6 +115,8 @@ def test_results_are_kept_unless_told_not_to(cli, played):
         (["--seed", "2", "--", "true"], "--seed: not for your own job"),
         (["--port", "2", "--", "true"], "--port: not for your own job"),
         (["delay_cap4", "--capture", "perf"], "'perf' is not one of"),
+        (["train.py"], "train.py: your own job goes after --\nAs in: ddpprof profile -- torchrun --nproc-per-node 4 train.py"),
+        (["-o", "x.py", "torchrun", "--nproc-per-node", "2", "mine.py"], "torchrun: your own job goes after --"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -29,6 +29,14 @@ def test_every_example_is_ascii_and_no_wider_than_asked(example: Analysis) -> No
     assert "nan" not in diagnosis.render_markdown(example)
 
 
+def test_what_limits_the_answer_is_said_beside_it(make: Make) -> None:
+    found = make("two_ranks")
+    assert verdict.cautions(found)
+    for line in verdict.cautions(found):
+        assert f"- {line}" in diagnosis.render(found, width=400)
+        assert f"- {line}" in diagnosis.render_markdown(found)
+
+
 def test_the_first_screen_says_what_to_act_on(make: Make) -> None:
     found = make("two_ranks")
     said = "What holds the step back? compute-tail on rank 0, up to 18.723 ms of a step of 74.891 ms (25.0 %): the last bucket"

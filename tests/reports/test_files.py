@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, UsageError
 from ddpprof.model import Analysis, FailureRecord, RankRow, Records, Timeline
 from ddpprof.reports import files, markdown, page, plots, tables
 
@@ -100,3 +100,35 @@ def test_a_case_that_had_to_fail_leaves_who_failed_and_how(records: Records, tmp
             {"rank": 0, "step": 2, "is_expected": False, "message": "another"},
         ],
     }
+
+
+def test_the_ranks_of_the_analysis_before_are_gone(make: Make, one_lane: Timeline, tmp_path: Path) -> None:
+    four, two = make("four_hosts"), make("two_ranks")
+    files.write(tmp_path, four, one_lane)
+    mine = {"rank7.json": "[]", "rank7.md": "mine", "rank3.txt": "mine", "rank0-predict.json": '{\n  "format_version": 1}'}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    assert "rank3.json" in names(tmp_path)
+    files.write(tmp_path, two, one_lane)
+    assert names(tmp_path) == SUMMARY | {"rank0.md", "rank0.json", "rank1.md", "rank1.json"} | mine.keys()
+    assert (tmp_path / "rank1.json").read_text() == tables.rank_json(two, two.ranks[1])
+
+
+@pytest.mark.parametrize("name", ["summary.md", "summary.json", "timeline.png", "rank1.md", "rank1.json"])
+def test_what_somebody_wrote_is_named_and_nothing_changes(make: Make, one_lane: Timeline, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{name}: exists and is not a report of ddpprof\n"):
+        files.write(tmp_path, make("two_ranks"), one_lane)
+    assert (names(tmp_path), (tmp_path / name).read_text()) == ({name}, "mine")
+
+
+def test_a_run_folder_takes_only_its_own_reports(tmp_path: Path) -> None:
+    for name in ("run", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    run, other = tmp_path / "run", tmp_path / "other"
+    files.check_place(run, [tmp_path / "other" / ".." / "run"])
+    files.check_place(tmp_path, [run])
+    for inputs in ([other], [run / "report.sqlite"], [run, other]):
+        with pytest.raises(UsageError, match="run: is the folder of another run\n"):
+            files.check_place(run, inputs)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, UsageError
 from ddpprof.reports import junit
 
 
@@ -95,3 +95,20 @@ def test_the_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
         junit.write(path, broken())
     assert [item.name for item in path.parent.iterdir()] == ["junit.xml"]
     assert path.read_text() == before
+
+
+@pytest.mark.parametrize("old", ["", junit.render([]), "<testsuites/>", "<!-- of last night -->\n<testsuite></testsuite>"])
+def test_an_older_document_or_an_empty_file_is_replaced(tmp_path: Path, old: str) -> None:
+    (tmp_path / "junit.xml").write_text(old)
+    junit.write(tmp_path / "junit.xml", RESULTS)
+    assert (tmp_path / "junit.xml").read_text() == junit.render(RESULTS)
+
+
+@pytest.mark.parametrize("old", ["notes about <testsuite>", '<?xml version="1.0"?><project/>', "SQLite format 3\0"])
+def test_anything_else_is_not(tmp_path: Path, old: str) -> None:
+    (tmp_path / "mine").write_text(old)
+    with pytest.raises(UsageError, match="mine: exists and is not JUnit XML"):
+        junit.write(tmp_path / "mine", RESULTS)
+    assert (tmp_path / "mine").read_text() == old
+    with pytest.raises(UsageError, match="is no file that JUnit XML can replace"):
+        junit.write(tmp_path, RESULTS)

@@ -98,9 +98,28 @@ def test_a_gain_is_one_only_outside_of_the_uncertainty(best_mb: tuple[float, ...
 
 def test_the_command_that_measures_it() -> None:
     other = replace(FOUND, rows=FOUND.rows[2:])
-    assert reports.conclusion(FOUND).endswith(": ddpprof sweep delay_cap4")
+    assert reports.conclusion(FOUND).endswith(": ddpprof sweep delay_cap4 --caps 4,16")
     assert reports.conclusion(other).endswith(": ddpprof sweep delay_cap4 --caps 4,16")
     assert reports.conclusion(replace(other, case=None)).endswith(": ddpprof sweep --caps 4,16 -- COMMAND")
+    alone = replace(FOUND, captured_cap_mb=0.25, rows=(row(0.25, 100, 12, 30, "last bucket"),), best_mb=(0.25,))
+    assert reports.conclusion(alone).endswith(": ddpprof sweep delay_cap4 --caps 0.25,1,25")
+
+
+def test_the_default_of_ddp_stands_before_the_sizes() -> None:
+    default = row(4, 101, 9, 30, "bandwidth", cap_mb=None)
+    found = replace(FOUND, rows=(default, *FOUND.rows), best_mb=(None, 2, 4, 16))
+    assert "Not to be told from it: DDP's default and 16 MiB." in reports.conclusion(found)
+    assert "Not to be told from it: DDP's default. " in reports.conclusion(replace(found, best_mb=(None, 2, 4)))
+
+
+def test_the_default_of_ddp_is_named_and_swept_as_25() -> None:
+    rows = (row(2, 90, 12, 30, "last bucket", cap_mb=None), row(16, 95, 3, 20, "bandwidth"))
+    found = replace(FOUND, captured_cap_mb=None, rows=rows, best_mb=(None, 16))
+    words = reports.conclusion(found)
+    assert words.startswith("Best by the model: DDP's default, 90.000 ms")
+    assert words.endswith("Not to be told from it: 16 MiB. Measure it with: ddpprof sweep delay_cap4 --caps 16,25")
+    assert any(line.startswith("A sweep gives every run a cap: 25 stands") for line in reports.cautions(found))
+    assert [line.split()[:2] for line in reports.render(found).splitlines() if "last bucket  " in line] == [["default", "*"]]
 
 
 def test_what_is_not_known_is_said() -> None:

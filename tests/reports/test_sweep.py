@@ -90,8 +90,13 @@ def test_a_range_is_recommended_with_what_is_outside_it_and_not_by_overlap() -> 
     assert reports.conclusion(SWEEP) == (
         "16 and 25 MiB: step medians within the spread of the fastest, 16 MiB at 100.000 ms (MAD 3.000 ms); "
         "the next, 64 MiB, is 10.000 ms slower, more than both their spreads together. "
-        "Most of the communication is hidden at 4 MiB (90.0 %): overlap is not time saved."
+        "4 MiB hides the largest share of communication (90.0 %) and is not the fastest: overlap is not time saved."
     )
+
+
+def test_where_nothing_is_hidden_nothing_is_said_of_it() -> None:
+    rows = (row(4, 120, 2, 12, 0.0), row(16, 100, 3, 3, 0.0))
+    assert "overlap" not in reports.conclusion(replace(SWEEP, rows=rows, recommended_mb=(16,)))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,8 @@ def test_how_a_recommendation_begins(recommended: tuple[float, ...], start: str)
 
 def test_the_only_cap_left_is_said_to_be_that_and_provisional_when_unsteady() -> None:
     assert reports.conclusion(BAD) == (
-        "Provisional, see above: 2 MiB: the only cap that ran to its end with correct results, at 120.000 ms (MAD 30.000 ms)."
+        "Provisional: steps were unsteady at 2 MiB. 2 MiB: the only cap that ran to its end with correct results, at "
+        "120.000 ms (MAD 30.000 ms)."
     )
 
 

@@ -57,7 +57,9 @@ def with_overlap(found: Analysis, *overlaps: int, **other: Any) -> Analysis:
     ("overlaps", "start"),
     [
         ((10, 10), "Yes: all communication is hidden on ranks 0, 1."),
-        ((5, 10), "Mostly: 50.0 % of"),
+        ((7, 10), "Mostly: 70.0 % of"),
+        ((20 / 3, 10), "Mostly: 66.7 % of"),
+        ((6.6, 10), "Partly: 66.0 % of"),
         ((4, 10), "Partly: 40.0 % of"),
         ((0.5, 10), "Partly: 5.0 % of"),
         ((0.4, 0.4), "Hardly: 4.0 % of"),
@@ -111,6 +113,16 @@ def test_a_rank_without_communication_is_named(make: Make) -> None:
     found = make("two_ranks")
     silent = replace(found.ranks[1], n_comm=0, comm_ns=0, overlap_ns=0, exposed_comm_ns=0, overlap_ratio=None)
     assert "No communication was found on rank 1." in verdict.cautions(replace(found, ranks=(found.ranks[0], silent)))
+
+
+def test_without_compute_nothing_is_said_of_what_is_hidden(make: Make) -> None:
+    found = make("two_ranks")
+    first, second = (replace(row, n_compute=0) for row in with_overlap(found, 0, 0).ranks)
+    blind = replace(found, ranks=(first, second))
+    assert verdict.answer(blind) == "Cannot be told: no compute was found on ranks 0, 1 for communication to hide behind."
+    mixed = replace(found, ranks=(first, found.ranks[1]))
+    assert verdict.answer(mixed).startswith("Mostly: 93.3 % of the communication is hidden on rank 1;")
+    assert "No compute was found on rank 0: what is hidden there cannot be told." in verdict.cautions(mixed)
 
 
 @pytest.mark.parametrize(

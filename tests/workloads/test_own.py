@@ -87,6 +87,13 @@ def test_a_watched_model_records_the_gradients_of_timed_steps(marked, alone, mon
     assert [(row.step, row.size_bytes) for row in found.buckets] == [(0, 80), (1, 80)]
 
 
+def test_the_default_of_ddp_is_no_cap(alone):
+    """Its first bucket is smaller, so it is not 25 MiB."""
+    torch = pytest.importorskip("torch")
+    for given, seen in (({}, None), ({"bucket_cap_mb": 25}, 25), ({"bucket_cap_mb": 0.5}, 0.5)):
+        assert own._cap_mb(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), **given)) == seen
+
+
 SENT = ["bucket/0/80", "allreduce/0"]
 
 
