@@ -292,7 +292,7 @@ def _reports(path: Path) -> list[Path]:
 
     if not path.exists():
         never = "Either the capture range never opened (no cudaProfilerStart), or nsys wrote it under another name (-o)."
-        if load.is_report(path):
+        if load.is_report(path) or path.suffix == nsight.STREAM_SUFFIX:
             raise InputError(f"{path}: no such report", nearest_path(path) or never)
         raise InputError(
             f"{path}: no such file or folder", nearest_path(path) or "Give a report, a run folder or a folder of reports."

@@ -638,7 +638,7 @@ def test_28_no_output_holds_environment_host_user_or_process_names(schema, tmp_p
 # -------------------------------------------------------------------- D. Capture problems the reader must explain
 
 
-@pytest.mark.parametrize("name", ["no.sqlite", "no.nsys-rep", "no.qdstrm", "no.json", "no.json.gz", "no_folder"])
+@pytest.mark.parametrize("name", ["no.sqlite", "no.nsys-rep", "no.qdstrm", "no.json", "no.json.gz"])
 def test_29_a_report_that_is_not_there_is_told_with_its_two_causes(name, tmp_path, cli, monkeypatch):
     monkeypatch.setenv("DDPPROF_NSYS", str(tmp_path / "none"))  # must not be asked for
     found = cli("analyze", tmp_path / name)

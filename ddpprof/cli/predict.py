@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 def predict(progress: Progress, /, folder: Path, caps: str, nsys: str | None, form: str) -> None:
     """Step, overlap, exposed communication and tail at other bucket caps, from one capture.
 
-    INPUT: a run folder that `ddpprof profile` made, of your own job with ddpprof.watch(ddp) in it; its records tell when each gradient was ready. Nothing is run. Each
-    step comes with an interval of uncertainty: measure what it recommends with `ddpprof sweep`.
+    INPUT: a run folder that `ddpprof profile` made, of your own job with ddpprof.watch(ddp) in it; its records tell when
+    each gradient was ready. Nothing is run. Each step comes with an interval of uncertainty: measure what it recommends
+    with `ddpprof sweep`.
     """
     from ddpprof import inputs
     from ddpprof.analysis import whatif

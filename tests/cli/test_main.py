@@ -268,12 +268,19 @@ def test_the_nearest_paths_are_offered_where_there_are_any(tmp_path, monkeypatch
     assert nearest_path(tmp_path / name) == offered.replace("mean ", f"mean {tmp_path}/")
 
 
-@pytest.mark.parametrize("command", [["analyze", "reprot.sqlite"], ["check", "reprot.sqlite", "--expect", "overlap>0"]])
-def test_a_mistyped_path_is_told_with_the_nearest(cli, tmp_path, monkeypatch, command):
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["analyze", "reprot.sqlite"], "reprot.sqlite: no such report"),
+        (["analyze", "report.sqlit"], "report.sqlit: no such file or folder"),
+        (["check", "reprot.sqlite", "--expect", "overlap>0"], "reprot.sqlite: no such report or run folder"),
+    ],
+)
+def test_a_mistyped_path_is_told_with_the_nearest(cli, tmp_path, monkeypatch, command, what):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "report.sqlite").touch()
     assert cli(*command) == (
         1,
         "",
-        "ddpprof: reprot.sqlite: no such report or run folder\nDid you mean report.sqlite?\n",
+        f"ddpprof: {what}\nDid you mean report.sqlite?\n",
     )

@@ -37,4 +37,4 @@ def test_an_error_of_the_disk_names_no_option_that_is_not_there(cli, report, tmp
     (tmp_path / "file").touch()
     found = cli("redact", build(report, ROWS), tmp_path / "file" / "shared.sqlite")
     assert (found.status, found.out) == (1, "")
-    assert found.err.endswith("\nFree some space or choose another place.\n")
+    assert found.err.endswith(" is a file, not a folder\nChoose another place.\n")
