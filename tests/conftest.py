@@ -1,6 +1,7 @@
 """What all tests share: how hard Hypothesis tries, and where the real captures lie."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,11 @@ def captures() -> Path:
 def report(tmp_path: Path) -> Path:
     """Where a test builds its report."""
     return tmp_path / "report.sqlite"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_are_felt() -> None:
+    """What runs in the background or under nohup ignores them, and so would every program that a test starts and interrupts."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
