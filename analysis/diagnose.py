@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from ddpprof.analysis.rules import RULES, Judged, Rank, Rule, Seen
 from ddpprof.analysis.signs import Bucket, Signs, Step
 from ddpprof.model import (
     CAUSES,
+    FEW_STEPS,
     Across,
     BucketRecord,
     CollectiveRow,
@@ -26,9 +27,6 @@ from ddpprof.model import (
     Severity,
     Span,
 )
-
-FEW_STEPS: Final = 5
-"""Nothing is sure that rests on fewer complete steps: another one may well differ."""
 
 
 def ranks(

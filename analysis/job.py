@@ -18,6 +18,7 @@ from ddpprof.analysis.ranks import across
 from ddpprof.analysis.signs import Signs
 from ddpprof.errors import InputError, UsageError
 from ddpprof.model import (
+    FEW_STEPS,
     Analysis,
     BucketRow,
     Clock,
@@ -284,8 +285,8 @@ def _job_warnings(
     if not any(row.n_compute for row in ranks):
         yield Warning(code="no-compute", message="no compute in the measured windows: overlap cannot be told")
     yield from _no_steps(digests, options, names)
-    if any(1 < row.steps < 5 for row in ranks):
-        yield Warning(code="few-steps", message="fewer than 5 complete steps: the medians rest on little")
+    if any(1 < row.steps < FEW_STEPS for row in ranks):
+        yield Warning(code="few-steps", message=f"fewer than {FEW_STEPS} complete steps: the medians rest on little")
     yield from _unequal_collectives(steps)
     yield from _skew(digests, clock)
     if records is not None and found is not None:

@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ddpprof import inputs, launch, profiling  # noqa: E402
+from ddpprof import inputs, launch, profiling, sweeping  # noqa: E402
 from ddpprof.analysis import whatif  # noqa: E402
 from ddpprof.analysis.moments import Run, run_of  # noqa: E402
 from ddpprof.analysis.timing import job_steps, timing  # noqa: E402
@@ -158,9 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=["delay_cap4"], metavar="CASE")
     parser.add_argument("--cap", type=float, help="cap of the capture, instead of the case's own")
-    parser.add_argument(
-        "--caps", type=lambda words: [float(word) for word in words.split(",")], default=[1, 2, 4, 8, 16, 25, 64]
-    )
+    parser.add_argument("--caps", type=lambda words: [float(word) for word in words.split(",")], default=sweeping.CAPS)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--share-gpu", action="store_true")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.signedinteger[Any]]
 
 FORMAT_VERSION = 1
+FEW_STEPS = 5
+"""Medians over fewer steps than this rest on little, and reports say so."""
+
 MISSING = -(2**63)
 """Stands for "not in the report" in the int64 columns of a Trace; an Analysis has None instead."""
 

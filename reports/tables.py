@@ -75,12 +75,7 @@ def to_json(analysis: Analysis) -> str:
     """The JSON document of ``analyze``, a line for each row; rows as the Analysis orders them."""
     focus = analysis.focus
     document = {
-        "format_version": FORMAT_VERSION,
-        "ddpprof_version": analysis.ddpprof_version,
-        "case": analysis.case,
-        "evidence": analysis.evidence,
-        "reports": _rows(analysis.reports),
-        "window": analysis.window,
+        **_head(analysis),
         "ranks": _rows(analysis.ranks),
         "breakdown": _rows(analysis.breakdown),
         "buckets": _rows(analysis.buckets),
@@ -99,17 +94,24 @@ def to_json(analysis: Analysis) -> str:
 def diagnosis_json(analysis: Analysis) -> str:
     """The JSON document of ``diagnose``: what ``analyze`` has of it."""
     document = {
+        **_head(analysis),
+        "world_size": analysis.world_size,
+        "findings": _rows(analysis.findings),
+        "not_judged": _rows(analysis.not_judged),
+    }
+    return _document(document)
+
+
+def _head(analysis: Analysis) -> dict[str, Any]:
+    """What every document of an Analysis begins with."""
+    return {
         "format_version": FORMAT_VERSION,
         "ddpprof_version": analysis.ddpprof_version,
         "case": analysis.case,
         "evidence": analysis.evidence,
         "reports": _rows(analysis.reports),
         "window": analysis.window,
-        "world_size": analysis.world_size,
-        "findings": _rows(analysis.findings),
-        "not_judged": _rows(analysis.not_judged),
     }
-    return _document(document)
 
 
 def _across(found: Across) -> dict[str, Any]:

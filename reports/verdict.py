@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ddpprof.model import CAUSES, WARNING_CODES, Analysis, FailureRecord, Finding, RankRow, Warning
+from ddpprof.model import CAUSES, FEW_STEPS, WARNING_CODES, Analysis, FailureRecord, Finding, RankRow, Warning
 from ddpprof.reports import quantities
 
 OPAQUE = "graph-trace-opaque"
@@ -14,7 +14,6 @@ EVIDENCE = {
 }
 QUESTION = "Is my communication hidden?"
 CAUSE_QUESTION = "What holds the step back?"
-FEW_STEPS = 5
 HARDLY, MOSTLY = 0.05, 2 / 3
 """A share below the first is hardly any, one from the second on is most."""
 

@@ -43,6 +43,9 @@ COMMANDS = {
 }
 """Command name to its line in ``--help``; the command is ``ddpprof.cli.NAME:NAME``."""
 
+DEFAULT_CAPS = "1,2,4,8,16,25,64"
+"""Bucket caps (MiB) that are tried unless others are named: the text of ``sweeping.CAPS``, which is not loaded for a help."""
+
 PATH = click.Path(path_type=Path, readable=False)
 """A path of any kind: whether it can be read is told by who reads it, as an error of the input and not of the usage."""
 
@@ -192,6 +195,13 @@ class Progress:
         from rich.progress import track
 
         yield from track(items, description=title, console=Console(stderr=True), transient=True)
+
+
+def text_width() -> int:
+    """Columns for text: those of the terminal, 120 where stdout is none."""
+    import shutil
+
+    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

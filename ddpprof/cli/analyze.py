@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpprof.cli import PATH, Progress, examples
+from ddpprof.cli import PATH, Progress, examples, text_width
 from ddpprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,7 +97,7 @@ def analyze(progress: Progress, /, inputs: tuple[Path, ...], form: str, folder: 
         files.write(folder, shown, picture(), records)
         progress.say(f"reports are in {folder}")
     if form == "text":
-        width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+        width = text_width()
         click.echo(text.render(shown, records=records, width=width, **extra), nl=False)
     elif form == "markdown":
         click.echo(markdown.render(shown, records=records, **extra), nl=False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 import click
 
-from ddpprof.cli import PATH, Progress, examples, format_option
+from ddpprof.cli import PATH, Progress, examples, format_option, text_width
 
 
 @click.command(
@@ -42,5 +40,4 @@ def diagnose(
     elif form == "markdown":
         click.echo(diagnosis.render_markdown(found), nl=False)
     else:
-        width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
-        click.echo(diagnosis.render(found, width=width), nl=False)
+        click.echo(diagnosis.render(found, width=text_width()), nl=False)

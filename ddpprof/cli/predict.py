@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpprof.cli import PATH, Progress, examples, format_option
+from ddpprof.cli import DEFAULT_CAPS, PATH, Progress, examples, format_option
 
 if TYPE_CHECKING:
     from ddpprof.model import Prediction
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--caps",
     metavar="A,B",
-    default="1,2,4,8,16,25,64",
+    default=DEFAULT_CAPS,
     show_default=True,
     help="bucket_cap_mb to predict, in MiB, or default for DDP's own.",
 )

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from ddpprof.cli import (
     CHECK_FAILED,
+    DEFAULT_CAPS,
     PATH,
     Progress,
     device_option,
@@ -40,7 +41,7 @@ OF_CASES = ("ranks", "share_gpu", "iterations")
     ),
 )
 @click.argument("case", required=False, metavar="CASE | -- COMMAND...")
-@click.option("--caps", metavar="A,B", default="1,2,4,8,16,25,64", show_default=True, help="bucket_cap_mb to try, in MiB.")
+@click.option("--caps", metavar="A,B", default=DEFAULT_CAPS, show_default=True, help="bucket_cap_mb to try, in MiB.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Timed runs at each cap, in turns.")
 @click.option("--ranks", default=4, show_default=True, help="Processes of the job.")
 @device_option

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from typing import Any
 
 import click
@@ -18,6 +16,7 @@ from ddpprof.cli import (
     keeps_results,
     nsys_option,
     share_gpu_option,
+    text_width,
 )
 
 
@@ -56,7 +55,7 @@ def verify(progress: Progress, /, cases: str, has_facts: bool, is_fresh: bool, f
         names, settings, is_fresh=is_fresh, has_facts=has_facts, say=progress.say, working=progress.working
     )
     if form == "text":
-        width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+        width = text_width()
         click.echo(acceptance.render(found, width), nl=False)
     else:
         click.echo(acceptance.markdown(found) if form == "markdown" else tables.acceptance_json(found), nl=False)
